@@ -1,0 +1,1 @@
+//! The sole place that wires the layers.

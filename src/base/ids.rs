@@ -1,0 +1,225 @@
+//! Identifiers: validated at the edge, ordered, and cheap to compare.
+
+use std::fmt;
+use std::str::FromStr;
+
+use data_encoding::{BASE32_NOPAD, HEXLOWER};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// Why a text is not an identifier. Nothing changed; give another text.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum IdError {
+    /// A name that is empty, too long, or has a character outside `[a-z0-9-]`.
+    #[error("name {0:?} is not 1 to 63 characters of a-z, 0-9 and '-', starting and ending with a letter or digit")]
+    Name(String),
+    /// A text of the wrong length or alphabet for the identifier named first.
+    #[error("{1:?} is not a {0}")]
+    Malformed(&'static str, String),
+}
+
+/// The name of a peer, and so of the one cluster it fronts: a DNS label, 1 to 63 bytes of
+/// `[a-z0-9-]`, unique in its mesh.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PeerName(std::sync::Arc<str>);
+
+impl PeerName {
+    /// Longest name in bytes.
+    pub const LEN_MAX: usize = 63;
+
+    /// Checks and takes a name.
+    pub fn new(text: &str) -> Result<Self, IdError> {
+        let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
+        let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+        if text.len() <= Self::LEN_MAX
+            && edge(text.chars().next())
+            && edge(text.chars().last())
+            && text.chars().all(inner)
+        {
+            Ok(Self(text.into()))
+        } else {
+            Err(IdError::Name(text.chars().take(80).collect()))
+        }
+    }
+
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for PeerName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}
+impl fmt::Debug for PeerName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+impl FromStr for PeerName {
+    type Err = IdError;
+    fn from_str(s: &str) -> Result<Self, IdError> {
+        Self::new(s)
+    }
+}
+impl Serialize for PeerName {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_str(&self.0)
+    }
+}
+impl<'de> Deserialize<'de> for PeerName {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        Self::new(&String::deserialize(d)?).map_err(serde::de::Error::custom)
+    }
+}
+
+/// Writes a fixed-size byte identifier with its text form (used for JSON) and its raw form (wire).
+macro_rules! byte_id {
+    ($(#[$doc:meta])* $name:ident, $len:literal, $what:literal, $encode:expr, $decode:expr) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+        pub struct $name(pub [u8; $len]);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                let encode: fn(&[u8]) -> String = $encode;
+                f.pad(&encode(&self.0))
+            }
+        }
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(self, f)
+            }
+        }
+        impl FromStr for $name {
+            type Err = IdError;
+            fn from_str(s: &str) -> Result<Self, IdError> {
+                let decode: fn(&str) -> Option<Vec<u8>> = $decode;
+                let bytes = if s.len() <= 4 * $len { decode(s) } else { None };
+                bytes
+                    .and_then(|b| <[u8; $len]>::try_from(b).ok())
+                    .map(Self)
+                    .ok_or_else(|| IdError::Malformed($what, s.chars().take(80).collect()))
+            }
+        }
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+                if s.is_human_readable() {
+                    s.collect_str(self)
+                } else {
+                    self.0.serialize(s)
+                }
+            }
+        }
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+                if d.is_human_readable() {
+                    String::deserialize(d)?.parse().map_err(serde::de::Error::custom)
+                } else {
+                    <[u8; $len]>::deserialize(d).map(Self)
+                }
+            }
+        }
+    };
+}
+
+fn base32(bytes: &[u8]) -> String {
+    BASE32_NOPAD.encode(bytes).to_ascii_lowercase()
+}
+fn unbase32(text: &str) -> Option<Vec<u8>> {
+    BASE32_NOPAD.decode(text.to_ascii_uppercase().as_bytes()).ok()
+}
+fn hex(bytes: &[u8]) -> String {
+    HEXLOWER.encode(bytes)
+}
+fn unhex(text: &str) -> Option<Vec<u8>> {
+    HEXLOWER.decode(text.as_bytes()).ok()
+}
+
+byte_id!(
+    /// A job's self-certifying id, 32 characters of base32 in text: the first 8 bytes hash
+    /// (tenant, minter, sequence) and place it on the ring, the other 12 hash those and the birth
+    /// home set, so that no two home sets can both answer for one id.
+    JobId, 20, "job id", base32, unbase32
+);
+byte_id!(
+    /// The id of one contact record; hashes its cluster, series number and home set.
+    ContactId, 20, "contact id", base32, unbase32
+);
+byte_id!(
+    /// The identity of one peer's disk; a peer that comes back with another one is a new acceptor.
+    StoreId, 16, "store id", hex, unhex
+);
+byte_id!(
+    /// The mesh: a hash of its trust root's certificate.
+    MeshId, 16, "mesh id", hex, unhex
+);
+byte_id!(
+    /// A W3C trace id, one for a job's whole life.
+    TraceId, 16, "trace id", hex, unhex
+);
+
+impl JobId {
+    /// The first characters, enough to tell jobs apart on a screen.
+    pub fn short(&self) -> String {
+        base32(&self.0)[..8].to_owned()
+    }
+
+    /// Where the ring proposes this job's homes.
+    pub fn ring_key(&self) -> u64 {
+        u64::from_be_bytes(self.0[..8].try_into().expect("a job id has 20 bytes"))
+    }
+}
+
+/// The number of one execution of a job, and its fencing token: 0 means never placed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Epoch(pub u64);
+
+impl Epoch {
+    /// The epoch of the next placement.
+    pub fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+}
+impl fmt::Display for Epoch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// One member of a home set: a peer *and* the disk it held the record on.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Home {
+    /// The peer.
+    pub peer: PeerName,
+    /// Its disk when the record was born there.
+    pub store: StoreId,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_dns_labels() {
+        for good in ["a", "eu-west-1", "0", &"a".repeat(63)] {
+            assert_eq!(PeerName::new(good).expect("good").as_str(), good);
+        }
+        for bad in ["", "-a", "a-", "A", "a_b", "a b", "ä", "a\u{7}", &"a".repeat(64)] {
+            assert!(matches!(PeerName::new(bad), Err(IdError::Name(_))), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn ids_read_back_what_they_print() {
+        let id = JobId([7; 20]);
+        assert_eq!(id.to_string().len(), 32);
+        assert_eq!(id.to_string().parse::<JobId>(), Ok(id));
+        assert_eq!(serde_json::from_str::<JobId>(&serde_json::to_string(&id).expect("json")).expect("back"), id);
+        assert!("".parse::<JobId>().is_err());
+        assert!("x".repeat(10_000).parse::<JobId>().is_err());
+        assert_eq!(StoreId([0xab; 16]).to_string(), "ab".repeat(16));
+    }
+}

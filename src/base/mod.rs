@@ -1,0 +1,13 @@
+//! Words every layer shares: identifiers, time, units, seeded randomness, bounded collections.
+
+pub mod bounded;
+pub mod ids;
+pub mod rng;
+pub mod time;
+pub mod units;
+
+pub use bounded::{BoundedVec, Full};
+pub use ids::{ContactId, Epoch, Home, IdError, JobId, MeshId, PeerName, StoreId, TraceId};
+pub use rng::Rng;
+pub use time::{Instant, Span, WallTime};
+pub use units::{Bytes, MilliCpu};

@@ -1,0 +1,200 @@
+//! What cores say to each other. Each may be lost, repeated, delayed or reordered.
+
+use serde::{Deserialize, Serialize};
+
+use crate::base::{ContactId, Epoch, Home, JobId, PeerName, Span, StoreId};
+use crate::model::record::Birth;
+
+/// Which register.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum RecordKey {
+    /// A job's record.
+    Job(JobId),
+    /// A cluster's contact record.
+    Contact(ContactId),
+}
+
+/// Orders proposals. Two proposers never share one: it names the proposer and its boot.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+pub struct Ballot {
+    /// Compared first.
+    pub round: u64,
+    /// The proposer (empty only in the zero ballot).
+    pub proposer: String,
+    /// The proposer's boot number.
+    pub boot: u64,
+}
+
+/// What proves that a register exists and who holds it. Checked by every acceptor before it creates one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Origin {
+    /// A job, certified by its id.
+    Job(Birth),
+    /// A contact record: cluster, series, homes; certified by its id.
+    Contact(PeerName, u64, Vec<Home>),
+}
+
+/// A message between cores.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Message {
+    /// Proposer to acceptor.
+    Register(RegisterRequest),
+    /// Acceptor to proposer.
+    Answer(RegisterAnswer),
+    /// Who holds this job? Asked of peers that the ring names, then of all.
+    Locate {
+        /// Which.
+        job: JobId,
+    },
+    /// These do.
+    Located {
+        /// Which.
+        job: JobId,
+        /// Its birth, none where the sender does not hold it.
+        birth: Option<Birth>,
+    },
+    /// Owner to cluster: may this job start with you? Repeated while it stands; forgotten when it is not.
+    Claim(Box<Claim>),
+    /// Owner to cluster: no longer.
+    Withdraw {
+        /// Which job.
+        job: JobId,
+        /// Claims for this epoch and older ones.
+        epoch: Epoch,
+    },
+    /// Cluster to owner: held for you.
+    Grant {
+        /// Which job.
+        job: JobId,
+        /// For this epoch.
+        epoch: Epoch,
+        /// Capacity is held for this long from when the grant was sent.
+        held: Span,
+        /// What the placement binds to.
+        contact: ContactId,
+        /// And its incarnation.
+        incarnation: u64,
+    },
+    /// Cluster to owner: waiting at this place in the queue, or refused.
+    ClaimState {
+        /// Which job.
+        job: JobId,
+        /// For this epoch.
+        epoch: Epoch,
+        /// Place in the queue, from 0.
+        ahead: u32,
+        /// Set when it will not be granted: why.
+        refused: Option<String>,
+    },
+    /// Read this record: it concerns you. Starting is pulled by this, never pushed.
+    Look {
+        /// Its birth (certifies the id and names the homes).
+        birth: Birth,
+    },
+}
+
+/// To an acceptor.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RegisterRequest {
+    /// The proposer's own number for this round; echoed.
+    pub op: u64,
+    /// Which register.
+    pub key: RecordKey,
+    /// Its generation; this version knows 0 only.
+    pub generation: u32,
+    /// The disk that shall answer; another one must not.
+    pub store: StoreId,
+    /// What.
+    pub body: RegisterBody,
+}
+
+/// What a proposer asks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RegisterBody {
+    /// Phase 1.
+    Prepare {
+        /// Promise nothing lower.
+        ballot: Ballot,
+        /// Set where the register may not exist yet and this proposer may create it.
+        origin: Option<Origin>,
+    },
+    /// Phase 2.
+    Accept {
+        /// Under this ballot.
+        ballot: Ballot,
+        /// The whole value.
+        value: Vec<u8>,
+        /// Promised along with it, so that this proposer's next change needs one round.
+        next: Option<Ballot>,
+        /// As in `Prepare`.
+        origin: Option<Origin>,
+    },
+    /// Read without a promise.
+    Read,
+}
+
+/// From an acceptor.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RegisterAnswer {
+    /// Echoed.
+    pub op: u64,
+    /// Echoed.
+    pub key: RecordKey,
+    /// The disk that answers.
+    pub store: StoreId,
+    /// What.
+    pub body: AnswerBody,
+}
+
+/// What an acceptor says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum AnswerBody {
+    /// Promised; here is what was accepted last.
+    Promise {
+        /// Echoed.
+        ballot: Ballot,
+        /// Accepted ballot and value.
+        accepted: Option<(Ballot, Vec<u8>)>,
+    },
+    /// Accepted and on disk.
+    Accepted {
+        /// Echoed.
+        ballot: Ballot,
+    },
+    /// A higher ballot was promised.
+    Higher {
+        /// This one.
+        promised: Ballot,
+    },
+    /// The accepted state, for a read.
+    State {
+        /// Accepted ballot and value.
+        accepted: Option<(Ballot, Vec<u8>)>,
+    },
+    /// This disk does not know the record. It is not "empty".
+    Unknown,
+    /// Not taken: full disk, too large, or not certified.
+    Refused {
+        /// Why.
+        why: String,
+    },
+}
+
+/// A standing request for capacity.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Claim {
+    /// For which job (its birth certifies the id).
+    pub birth: Birth,
+    /// The epoch that a placement would get.
+    pub epoch: Epoch,
+    /// Nodes, resources, priority: what the cluster needs to fit and order it.
+    pub nodes: u32,
+    /// Per node.
+    pub resources: crate::model::Resources,
+    /// Priority.
+    pub priority: u8,
+    /// Runs an image.
+    pub image: bool,
+    /// How long it may run at most.
+    pub max_runtime: Option<Span>,
+}

@@ -1,0 +1,15 @@
+//! What people and peers say to each other: job specs, reports, records, configuration. Typed and
+//! valid once built; no I/O here.
+
+pub mod config;
+pub mod gpu;
+pub mod record;
+pub mod report;
+pub mod spec;
+pub mod spec_input;
+
+pub use record::{
+    AttemptSummary, Birth, CancelIntent, Checkpoint, ContactRecord, JobRecord, JobState, Outcome, Placement,
+};
+pub use report::{CapacityReport, LinkSample, NodeCapacity, QueueReport, Report};
+pub use spec::{JobSpec, Resources};

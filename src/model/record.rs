@@ -1,0 +1,482 @@
+//! Hard state: what a record says, and the functions that change it.
+//!
+//! A record is one value in one register. It is changed only by the pure functions here, inside a
+//! compare-and-swap, so that every peer, the simulation and the models share one meaning.
+
+use std::collections::BTreeMap;
+
+use ring::digest;
+use serde::{Deserialize, Serialize};
+
+use super::spec::JobSpec;
+use crate::base::{BoundedVec, ContactId, Epoch, Home, JobId, PeerName, Span, TraceId, WallTime};
+
+/// Largest encoded record.
+pub const RECORD_BYTES_MAX: usize = 64 * 1024;
+/// Attempts kept in the record; older ones are counted only.
+pub const ATTEMPTS_KEPT: usize = 16;
+
+/// What a job's id hashes: who minted it, and which members hold it from birth.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Birth {
+    /// The tenant.
+    pub tenant: String,
+    /// The peer that took the submission.
+    pub minter: PeerName,
+    /// The minter's own counter, never reused (durable).
+    pub sequence: u64,
+    /// 1, 3 or 5 homes, all different.
+    pub homes: BoundedVec<Home, 5>,
+}
+
+fn hash(parts: &[&[u8]]) -> [u8; 32] {
+    let mut ctx = digest::Context::new(&digest::SHA256);
+    for part in parts {
+        ctx.update(&(part.len() as u64).to_be_bytes());
+        ctx.update(part);
+    }
+    ctx.finish().as_ref().try_into().expect("SHA-256 has 32 bytes")
+}
+
+fn hash_homes(homes: &[Home]) -> [u8; 32] {
+    let mut parts: Vec<&[u8]> = Vec::new();
+    for home in homes {
+        parts.push(home.peer.as_str().as_bytes());
+        parts.push(&home.store.0);
+    }
+    hash(&parts)
+}
+
+impl Birth {
+    /// Where the ring proposes homes, before they are chosen.
+    pub fn ring_key(tenant: &str, minter: &PeerName, sequence: u64) -> u64 {
+        let h = hash(&[b"job", tenant.as_bytes(), minter.as_str().as_bytes(), &sequence.to_be_bytes()]);
+        u64::from_be_bytes(h[..8].try_into().expect("8 of 32"))
+    }
+
+    /// The id that this birth certifies.
+    pub fn id(&self) -> JobId {
+        let key = Self::ring_key(&self.tenant, &self.minter, self.sequence);
+        let rest = hash(&[&key.to_be_bytes(), &self.sequence.to_be_bytes(), self.tenant.as_bytes(), self.minter.as_str().as_bytes(), &hash_homes(&self.homes)]);
+        let mut out = [0; 20];
+        out[..8].copy_from_slice(&key.to_be_bytes());
+        out[8..].copy_from_slice(&rest[..12]);
+        JobId(out)
+    }
+}
+
+/// The id of a cluster's contact record of one series.
+pub fn contact_id(cluster: &PeerName, series: u64, homes: &[Home]) -> ContactId {
+    let h = hash(&[b"contact", cluster.as_str().as_bytes(), &series.to_be_bytes(), &hash_homes(homes)]);
+    ContactId(h[..20].try_into().expect("20 of 32"))
+}
+
+/// Where a job stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum JobState {
+    /// Waits for a cluster.
+    Pending,
+    /// A cluster may start it, and has not said that it did.
+    Placed,
+    /// Its attempt runs.
+    Running,
+    /// Ended with exit code 0. Final.
+    Succeeded,
+    /// Ended otherwise, with no retry left. Final.
+    Failed,
+    /// Ended on somebody's word. Final.
+    Cancelled,
+}
+
+impl JobState {
+    /// Nothing follows.
+    pub fn is_final(self) -> bool {
+        matches!(self, Self::Succeeded | Self::Failed | Self::Cancelled)
+    }
+    /// As in JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Placed => "placed",
+            Self::Running => "running",
+            Self::Succeeded => "succeeded",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// The cluster that may run the job, and what it is bound to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Placement {
+    /// Where.
+    pub cluster: PeerName,
+    /// The contact record whose renewals keep the attempt alive.
+    pub contact: ContactId,
+    /// Of which incarnation.
+    pub incarnation: u64,
+    /// When the swap was made.
+    pub at: WallTime,
+}
+
+/// How an attempt ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "kind", content = "value")]
+pub enum Outcome {
+    /// The program ended by itself.
+    Exited(i32),
+    /// A signal ended it.
+    Signaled(i32),
+    /// Stopped at its `max_runtime`.
+    TimedOut,
+    /// Stopped on a cancel.
+    Cancelled,
+    /// Stopped for a move (drain, lost contact seen by its own guard); not a failure.
+    Stopped(String),
+    /// Its cluster was out of contact longer than the grace; it has stopped by now.
+    Lost,
+    /// The cluster could not start it; it never ran.
+    NotStarted(String),
+}
+
+/// One past or present execution.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttemptSummary {
+    /// Its number.
+    pub epoch: Epoch,
+    /// Where.
+    pub cluster: PeerName,
+    /// When the placement was chosen.
+    pub placed_at: WallTime,
+    /// When the program started, as the cluster says.
+    pub started_at: Option<WallTime>,
+    /// When it ended.
+    pub ended_at: Option<WallTime>,
+    /// How; none while it runs.
+    pub outcome: Option<Outcome>,
+}
+
+/// A published checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Checkpoint {
+    /// The epoch that wrote it; never falls.
+    pub epoch: Epoch,
+    /// Where it is.
+    pub uri: String,
+}
+
+/// Somebody wants the job to end.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CancelIntent {
+    /// Who.
+    pub by: String,
+    /// When.
+    pub at: WallTime,
+}
+
+/// A job's record.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobRecord {
+    /// What its id hashes.
+    pub birth: Birth,
+    /// One more for every chosen change.
+    pub version: u64,
+    /// What was asked.
+    pub spec: JobSpec,
+    /// Where it stands.
+    pub state: JobState,
+    /// The newest epoch given out.
+    pub epoch: Epoch,
+    /// The cluster that holds that epoch, while it does.
+    pub placement: Option<Placement>,
+    /// Somebody cancelled it.
+    pub cancel: Option<CancelIntent>,
+    /// Newest published checkpoint.
+    pub checkpoint: Option<Checkpoint>,
+    /// The last attempts, oldest first.
+    pub attempts: BoundedVec<AttemptSummary, ATTEMPTS_KEPT>,
+    /// Attempts that ended in failure.
+    pub failures: u32,
+    /// Attempts that ended by loss of their cluster.
+    pub losses: u32,
+    /// Not to be placed before this many milliseconds after the last change (back-off after a failure).
+    pub hold: Span,
+    /// When it was answered.
+    pub submitted_at: WallTime,
+    /// When it became final.
+    pub finished_at: Option<WallTime>,
+    /// One trace for its whole life.
+    pub trace: TraceId,
+    /// One sentence on why it is where it is, for people.
+    pub reason: String,
+    /// What later versions add; kept as found.
+    pub ext: BTreeMap<String, Vec<u8>>,
+}
+
+/// A cluster's contact record.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContactRecord {
+    /// Whose contact.
+    pub cluster: PeerName,
+    /// Which series of that cluster.
+    pub series: u64,
+    /// Who holds it.
+    pub homes: BoundedVec<Home, 5>,
+    /// One more for every takeover and every claim after one.
+    pub incarnation: u64,
+    /// Fresh at every renewal: (boot number, counter) of the writer, never reused.
+    pub nonce: (u64, u64),
+    /// Who wrote the present incarnation: the cluster itself, or the home that took it over.
+    pub holder: PeerName,
+    /// What later versions add; kept as found.
+    pub ext: BTreeMap<String, Vec<u8>>,
+}
+
+/// Why a change to a job's record was refused. The record is as it was; the text says what it is.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+pub enum Refused {
+    /// Nothing follows a final state.
+    #[error("the job has ended as {}", .0.as_str())]
+    Final(JobState),
+    /// Another executor holds the job.
+    #[error("the job is placed at {0} under epoch {1}")]
+    Placed(PeerName, Epoch),
+    /// The change names an attempt that is no longer the newest.
+    #[error("epoch {0} is not the job's present attempt")]
+    Stale(Epoch),
+    /// A cancel came first.
+    #[error("the job was cancelled")]
+    Cancelled,
+    /// The binding was changed by somebody else.
+    #[error("the attempt is no longer bound as stated")]
+    Unbound,
+    /// The checkpoint's epoch is older than the published one.
+    #[error("a checkpoint of epoch {0} is published already")]
+    OldCheckpoint(Epoch),
+}
+
+/// A change to a job's record. Each is conditional on what it names; `apply` is the one meaning.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Change {
+    /// No executor → this one, epoch + 1.
+    Place {
+        /// Where and bound to what.
+        placement: Placement,
+        /// The epoch the proposer expects to give.
+        epoch: Epoch,
+    },
+    /// The executor says that the program of this epoch runs.
+    Started {
+        /// Which attempt.
+        epoch: Epoch,
+        /// When it started.
+        at: WallTime,
+    },
+    /// The executor has durably closed this attempt.
+    Close {
+        /// Which attempt.
+        epoch: Epoch,
+        /// How it ended.
+        outcome: Outcome,
+        /// When it started, if it did.
+        started_at: Option<WallTime>,
+        /// When it ended.
+        at: WallTime,
+    },
+    /// A home waited out the grace and took the incarnation over: the attempt has stopped by now.
+    Free {
+        /// Which attempt.
+        epoch: Epoch,
+        /// Bound to this contact record,
+        contact: ContactId,
+        /// and incarnation.
+        incarnation: u64,
+        /// When.
+        at: WallTime,
+    },
+    /// The executor moves the binding of a living attempt from one incarnation to another.
+    Rebind {
+        /// Which attempt.
+        epoch: Epoch,
+        /// The old contact and incarnation.
+        from: (ContactId, u64),
+        /// The new ones.
+        to: (ContactId, u64),
+    },
+    /// Somebody wants it to end.
+    Cancel {
+        /// Who and when.
+        intent: CancelIntent,
+    },
+    /// An attempt publishes a checkpoint.
+    Publish {
+        /// Its epoch and place.
+        checkpoint: Checkpoint,
+    },
+}
+
+impl JobRecord {
+    /// A new record: pending, never placed.
+    pub fn new(birth: Birth, spec: JobSpec, trace: TraceId, at: WallTime) -> Self {
+        Self {
+            birth,
+            version: 1,
+            spec,
+            state: JobState::Pending,
+            epoch: Epoch(0),
+            placement: None,
+            cancel: None,
+            checkpoint: None,
+            attempts: BoundedVec::default(),
+            failures: 0,
+            losses: 0,
+            hold: Span::ZERO,
+            submitted_at: at,
+            finished_at: None,
+            trace,
+            reason: "waits for a cluster".into(),
+            ext: BTreeMap::new(),
+        }
+    }
+
+    /// The id, which its birth certifies.
+    pub fn id(&self) -> JobId {
+        self.birth.id()
+    }
+
+    /// Applies a change, or says why it does not hold. The version rises with every change made.
+    pub fn apply(&self, change: &Change) -> Result<JobRecord, Refused> {
+        let mut next = self.clone();
+        if self.state.is_final() {
+            // The executor's late close of the very attempt that was counted changes nothing.
+            return Err(Refused::Final(self.state));
+        }
+        match change {
+            Change::Place { placement, epoch } => {
+                if let Some(held) = &self.placement {
+                    return Err(Refused::Placed(held.cluster.clone(), self.epoch));
+                }
+                if self.cancel.is_some() {
+                    return Err(Refused::Cancelled);
+                }
+                if *epoch != self.epoch.next() {
+                    return Err(Refused::Stale(*epoch));
+                }
+                next.epoch = *epoch;
+                next.state = JobState::Placed;
+                next.hold = Span::ZERO;
+                next.reason = format!("placed at {}", placement.cluster);
+                next.attempts.push_rolling(AttemptSummary {
+                    epoch: *epoch,
+                    cluster: placement.cluster.clone(),
+                    placed_at: placement.at,
+                    started_at: None,
+                    ended_at: None,
+                    outcome: None,
+                });
+                next.placement = Some(placement.clone());
+            }
+            Change::Started { epoch, at } => {
+                let placement = self.held(*epoch)?;
+                next.state = JobState::Running;
+                next.reason = format!("runs at {}", placement.cluster);
+                if let Some(last) = next.attempts.as_mut_slice().last_mut() {
+                    last.started_at = Some(*at);
+                }
+            }
+            Change::Close { epoch, outcome, started_at, at } => {
+                self.held(*epoch)?;
+                next.close(*epoch, outcome.clone(), *started_at, *at);
+            }
+            Change::Free { epoch, contact, incarnation, at } => {
+                let placement = self.held(*epoch)?;
+                if (placement.contact, placement.incarnation) != (*contact, *incarnation) {
+                    return Err(Refused::Unbound);
+                }
+                next.close(*epoch, Outcome::Lost, None, *at);
+            }
+            Change::Rebind { epoch, from, to } => {
+                let placement = self.held(*epoch)?;
+                if (placement.contact, placement.incarnation) != *from {
+                    return Err(Refused::Unbound);
+                }
+                if let Some(p) = next.placement.as_mut() {
+                    (p.contact, p.incarnation) = *to;
+                }
+            }
+            Change::Cancel { intent } => {
+                if self.cancel.is_none() {
+                    next.cancel = Some(intent.clone());
+                }
+                if self.placement.is_none() {
+                    next.finish(JobState::Cancelled, format!("cancelled by {}", intent.by), intent.at);
+                } else {
+                    next.reason = format!("cancel asked by {}; waits for the attempt to stop", intent.by);
+                }
+            }
+            Change::Publish { checkpoint } => {
+                if let Some(published) = self.checkpoint.as_ref().filter(|c| c.epoch > checkpoint.epoch) {
+                    return Err(Refused::OldCheckpoint(published.epoch));
+                }
+                self.held(checkpoint.epoch)?;
+                next.checkpoint = Some(checkpoint.clone());
+            }
+        }
+        next.version = self.version + 1;
+        Ok(next)
+    }
+
+    fn held(&self, epoch: Epoch) -> Result<&Placement, Refused> {
+        self.placement.as_ref().filter(|_| self.epoch == epoch).ok_or(Refused::Stale(epoch))
+    }
+
+    fn close(&mut self, epoch: Epoch, outcome: Outcome, started_at: Option<WallTime>, at: WallTime) {
+        let cluster = self.placement.take().map(|p| p.cluster.to_string()).unwrap_or_default();
+        if let Some(last) = self.attempts.as_mut_slice().iter_mut().rfind(|a| a.epoch == epoch) {
+            last.started_at = last.started_at.or(started_at);
+            last.ended_at = Some(at);
+            last.outcome = Some(outcome.clone());
+        }
+        let lost_contact = matches!(outcome, Outcome::Lost);
+        self.losses += u32::from(lost_contact);
+        self.state = JobState::Pending;
+        self.hold = Span::ZERO;
+        if let (Some(cancel), false) = (&self.cancel, matches!(outcome, Outcome::Exited(0))) {
+            let by = cancel.by.clone();
+            return self.finish(JobState::Cancelled, format!("cancelled by {by}"), at);
+        }
+        match outcome {
+            Outcome::Exited(0) => self.finish(JobState::Succeeded, format!("exited with 0 at {cluster}"), at),
+            Outcome::Cancelled => self.finish(JobState::Cancelled, format!("stopped at {cluster}"), at),
+            Outcome::TimedOut => self.finish(JobState::Failed, format!("ran into max_runtime at {cluster}"), at),
+            Outcome::Exited(code) => self.fail(format!("exited with {code} at {cluster}"), at),
+            Outcome::Signaled(signal) => self.fail(format!("ended by signal {signal} at {cluster}"), at),
+            Outcome::Lost if self.spec.on_lost_contact.then == super::spec::Then::Fail => {
+                self.finish(JobState::Failed, format!("lost contact with {cluster}"), at);
+            }
+            Outcome::Lost => self.reason = format!("lost contact with {cluster}; runs again from its checkpoint"),
+            Outcome::Stopped(why) => self.reason = format!("stopped at {cluster} ({why}); runs again from its checkpoint"),
+            Outcome::NotStarted(why) => {
+                self.hold = Span::secs(1);
+                self.reason = format!("{cluster} could not start it: {why}");
+            }
+        }
+    }
+
+    fn fail(&mut self, what: String, at: WallTime) {
+        self.failures += 1;
+        if self.failures > self.spec.retries {
+            return self.finish(JobState::Failed, what, at);
+        }
+        self.hold = Span::secs(1 << u64::from(self.failures.min(8)));
+        self.reason = format!("{what}; retry {} of {} in {}", self.failures, self.spec.retries, self.hold);
+    }
+
+    fn finish(&mut self, state: JobState, reason: String, at: WallTime) {
+        self.state = state;
+        self.reason = reason;
+        self.placement = None;
+        self.finished_at = Some(at);
+    }
+}

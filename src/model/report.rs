@@ -1,0 +1,204 @@
+//! What a cluster gossips about itself, in facets, so that only what changed travels.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::base::{Bytes, ContactId, Home, Instant, MilliCpu, PeerName, StoreId, WallTime};
+
+/// One node, or several alike.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeCapacity {
+    /// Name prefix; node `i` of `count` is `name` or `name-i`.
+    pub name: String,
+    /// How many nodes are like this.
+    pub count: u32,
+    /// Canonical GPU model, none where it has no GPU.
+    pub gpu_model: Option<String>,
+    /// GPUs per node.
+    pub gpus: u32,
+    /// GPU memory each.
+    pub gpu_memory: Bytes,
+    /// CPU per node.
+    pub cpus: MilliCpu,
+    /// Memory per node.
+    pub memory: Bytes,
+    /// Declared in the configuration, not found by discovery: shown as virtual.
+    pub declared: bool,
+}
+
+/// Facet `capacity`: what is there, who runs it, and what it costs. Changes rarely.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CapacityReport {
+    /// `local`, `slurm`, `kubernetes`, `fake`.
+    pub backend: String,
+    /// Region, e.g. `eu-central`.
+    pub region: String,
+    /// Zone inside it; may be empty.
+    pub zone: String,
+    /// Operator's labels.
+    pub labels: BTreeMap<String, String>,
+    /// Price per GPU hour in thousandths of a USD.
+    pub price_milli: u64,
+    /// Power usage effectiveness in thousandths (1200 is 1.2).
+    pub pue_milli: u32,
+    /// Node groups.
+    pub nodes: Vec<NodeCapacity>,
+    /// The container runtime found (`podman`, `docker`), none where there is none.
+    pub container_runtime: Option<String>,
+}
+
+/// Facet `queue`: what is free and what waits. Changes often.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct QueueReport {
+    /// Free GPUs by canonical model.
+    pub gpus_free: BTreeMap<String, u32>,
+    /// GPUs by model, in all.
+    pub gpus_total: BTreeMap<String, u32>,
+    /// GPUs held by grants that nobody took yet, by model.
+    pub gpus_reserved: BTreeMap<String, u32>,
+    /// Free CPU over all nodes.
+    pub cpus_free: MilliCpu,
+    /// Free memory over all nodes.
+    pub memory_free: Bytes,
+    /// Attempts that run.
+    pub running: u32,
+    /// Claims that wait.
+    pub queued: u32,
+    /// GPUs that the waiting claims ask for.
+    pub queued_gpus: u64,
+    /// Takes no new work (drain, disk full); why.
+    pub closed: Option<String>,
+}
+
+/// Facet `contact`: the contact record that new attempts are bound to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContactReport {
+    /// Which record.
+    pub contact: ContactId,
+    /// Series number.
+    pub series: u64,
+    /// Who holds it.
+    pub homes: Vec<Home>,
+    /// Its incarnation as the cluster holds it.
+    pub incarnation: u64,
+    /// The newest nonce that a majority took.
+    pub nonce: (u64, u64),
+}
+
+/// Facet `health`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct HealthReport {
+    /// The peer reaches no other peer, although it has some.
+    pub isolated: bool,
+    /// Free bytes of the state folder's disk.
+    pub disk_free: Bytes,
+    /// Refuses new records since the disk is nearly full.
+    pub disk_full: bool,
+    /// CPU use, thousandths of all cores.
+    pub cpu_milli: u32,
+    /// GPU use, thousandths of all GPUs, where it can be measured.
+    pub gpu_milli: Option<u32>,
+    /// The peer's boot number.
+    pub boot: u64,
+}
+
+/// Facet `build`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct BuildReport {
+    /// Version of the binary.
+    pub version: String,
+    /// Newest wire version it speaks.
+    pub wire: u16,
+}
+
+/// What one peer measured on its link to another.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinkSample {
+    /// The other end.
+    pub to: PeerName,
+    /// Smallest round trip seen lately, microseconds.
+    pub rtt_us: u64,
+    /// Lost packets, parts per million.
+    pub loss_ppm: u32,
+    /// Measured throughput in bits per second, none where it was never measured.
+    pub bandwidth_bps: Option<u64>,
+    /// When the bandwidth was measured.
+    pub bandwidth_at: Option<WallTime>,
+    /// When RTT and loss were read.
+    pub at: WallTime,
+    /// A direct connection stands.
+    pub direct: bool,
+}
+
+/// All that is known of one peer's cluster, with its age.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    /// Whose.
+    pub peer: PeerName,
+    /// Its disk.
+    pub store: StoreId,
+    /// Facets, none until heard.
+    pub capacity: Option<CapacityReport>,
+    /// What is free.
+    pub queue: Option<QueueReport>,
+    /// Its contact record.
+    pub contact: Option<ContactReport>,
+    /// Its health.
+    pub health: Option<HealthReport>,
+    /// Its build.
+    pub build: Option<BuildReport>,
+    /// Its links.
+    pub links: Vec<LinkSample>,
+    /// When any of it last changed here, on this peer's clock.
+    pub heard_at: Instant,
+}
+
+/// How alive a member looks from here. A hint, never a truth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Liveness {
+    /// Heard lately.
+    Alive,
+    /// Not heard for a while.
+    Suspect,
+    /// Not heard for long, or it said goodbye.
+    Lost,
+}
+
+impl Liveness {
+    /// As in JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Alive => "alive",
+            Self::Suspect => "suspect",
+            Self::Lost => "lost",
+        }
+    }
+}
+
+/// One member as this peer sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemberView {
+    /// The member.
+    pub peer: PeerName,
+    /// Its admitted disk.
+    pub store: StoreId,
+    /// Runs nothing, stores records.
+    pub witness: bool,
+    /// How alive it looks.
+    pub liveness: Liveness,
+    /// It said that it is draining.
+    pub draining: bool,
+    /// What it says of itself.
+    pub report: Option<Report>,
+}
+
+/// Everything this peer knows of the mesh that is soft: it may be stale, and says how old it is.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct View {
+    /// By name; the peer itself is in it.
+    pub members: BTreeMap<PeerName, MemberView>,
+    /// This peer reaches nobody, although it has members to reach.
+    pub isolated: bool,
+}

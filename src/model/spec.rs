@@ -1,0 +1,181 @@
+//! A job's specification, valid by construction. `spec_input` reads YAML and JSON into it.
+//!
+//! These types travel inside records: plain derives only (no skipped, flattened or untagged fields),
+//! since the wire codec is not self-describing.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::base::{Bytes, MilliCpu, PeerName, Span};
+
+/// Limits that a spec must keep; `spec_input` refuses what exceeds them, naming the field.
+pub mod limits {
+    /// Bytes of a spec document.
+    pub const DOCUMENT_BYTES_MAX: usize = 48 * 1024;
+    /// Bytes of a name (job, tenant).
+    pub const NAME_BYTES_MAX: usize = 128;
+    /// Bytes of `run`, all arguments together.
+    pub const RUN_BYTES_MAX: usize = 32 * 1024;
+    /// Environment variables, and bytes of all of them.
+    pub const ENV_COUNT_MAX: usize = 256;
+    /// Bytes of all environment variables together.
+    pub const ENV_BYTES_MAX: usize = 32 * 1024;
+    /// Nodes of one job.
+    pub const NODES_MAX: u32 = 4_096;
+    /// GPUs per node.
+    pub const GPUS_PER_NODE_MAX: u32 = 1_024;
+    /// Retries.
+    pub const RETRIES_MAX: u32 = 1_000;
+    /// Labels, regions, GPU models, data sets in one list.
+    pub const LIST_MAX: usize = 64;
+}
+
+/// What a job is and needs. Built by `spec_input`, which checks every bound.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobSpec {
+    /// Human name, `[A-Za-z0-9._-]`, at most 128 bytes.
+    pub name: String,
+    /// Who it is accounted to; same alphabet as `name`. Default `default`.
+    pub tenant: String,
+    /// 0 to 100, higher first; default 50. Named classes: low 25, normal 50, high 75.
+    pub priority: u8,
+    /// Per-node needs.
+    pub resources: Resources,
+    /// Nodes (ranks); default 1. All start together or none does.
+    pub nodes: u32,
+    /// What runs on every node.
+    pub run: Run,
+    /// Extra environment.
+    pub env: BTreeMap<String, String>,
+    /// Working folder at the cluster; none means the attempt's own folder.
+    pub workdir: Option<String>,
+    /// Container image; none means the host.
+    pub image: Option<String>,
+    /// Datasets the job reads. Passed on as STARLING_DATA (one URI per line).
+    pub data: Vec<String>,
+    /// Where the job keeps its progress.
+    pub checkpoint: Option<CheckpointSpec>,
+    /// How its nodes talk; `sync` never leaves one cluster.
+    pub communication: Communication,
+    /// Longest run of one attempt; none means no limit.
+    pub max_runtime: Option<Span>,
+    /// How often a failed attempt is tried again (loss of a cluster is not a failure). Default 0.
+    pub retries: u32,
+    /// What happens when its cluster is cut off.
+    pub on_lost_contact: OnLostContact,
+    /// Where it may run.
+    pub placement: PlacementSpec,
+}
+
+/// What one node of the job needs.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Resources {
+    /// GPUs per node; default 0.
+    pub gpus: u32,
+    /// Models that will do, canonical names (see `model::gpu`), best first; empty means any.
+    pub gpu: Vec<String>,
+    /// CPU per node; default 1 core when `gpus` is 0, else 1 core too.
+    pub cpus: MilliCpu,
+    /// Memory per node; default 0, meaning not counted.
+    pub memory: Bytes,
+}
+
+/// The program.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Run {
+    /// A shell script, given to `/bin/sh -c`.
+    Script(String),
+    /// A program and its arguments, no shell.
+    Argv(Vec<String>),
+    /// The image's own entry point.
+    Image,
+}
+
+/// Where progress is kept and how often.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckpointSpec {
+    /// A path or URI that every cluster the job may run at can reach; given as CHECKPOINT_PATH.
+    pub path: String,
+    /// How often the job promises to write one; informs placement, not enforced.
+    pub every: Option<Span>,
+}
+
+/// How the nodes of a job talk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[serde(rename_all = "lowercase")]
+pub enum Communication {
+    /// Step by step (all-reduce): one cluster only.
+    #[default]
+    Sync,
+    /// Now and then (parameter server): may be spread.
+    Async,
+    /// Never.
+    None,
+}
+
+/// What happens to a job whose cluster cannot be reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OnLostContact {
+    /// How long the attempt may go on without contact before it must have stopped.
+    /// None (`never`): it goes on, and only an operator's word re-runs it.
+    pub grace: Option<Span>,
+    /// What follows.
+    pub then: Then,
+}
+
+impl Default for OnLostContact {
+    fn default() -> Self {
+        Self { grace: Some(Span::secs(120)), then: Then::Restart }
+    }
+}
+
+/// What follows a lost contact.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[serde(rename_all = "lowercase")]
+pub enum Then {
+    /// Run again elsewhere from the checkpoint.
+    #[default]
+    Restart,
+    /// The job ends as failed.
+    Fail,
+}
+
+/// Where a job may run and what it prefers.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct PlacementSpec {
+    /// Weights over the score's terms.
+    pub policy: Policy,
+    /// Regions that will do; empty means any.
+    pub regions: Vec<String>,
+    /// Clusters that will do; empty means any.
+    pub clusters: Vec<PeerName>,
+    /// Labels a cluster must carry.
+    pub labels: BTreeMap<String, String>,
+}
+
+/// Named weights over the score's terms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[serde(rename_all = "kebab-case")]
+pub enum Policy {
+    /// Time and money alike.
+    #[default]
+    Balanced,
+    /// Near its data.
+    DataFirst,
+    /// Least money.
+    Cheapest,
+    /// Earliest first step.
+    Fastest,
+    /// Emptiest cluster.
+    Spread,
+    /// Least energy.
+    Green,
+}
+
+impl JobSpec {
+    /// GPUs of all nodes together.
+    pub fn gpus_total(&self) -> u64 {
+        u64::from(self.resources.gpus) * u64::from(self.nodes)
+    }
+}

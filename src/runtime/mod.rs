@@ -1,0 +1,5 @@
+//! Drives the core: clock, store, gossip, dispatch, tasks.
+
+pub mod handle;
+
+pub use handle::{CallError, MemberInfo, PeerHandle, ProxyRequest, ProxyResponse, SelfInfo};

@@ -1,0 +1,1 @@
+//! HTTP API, CLI, metrics: the top.

@@ -1,0 +1,1 @@
+//! Wire messages, codec, QUIC, TLS.
