@@ -141,6 +141,13 @@ impl Executor {
         Ok(exec)
     }
 
+    pub fn explain(&self, job: &JobId) -> String {
+        let attempts: Vec<_> =
+            self.of_job(job).map(|(k, a)| (k.epoch, a.phase, a.busy, a.recorded)).collect();
+        let (claim, grant) = (self.claims.contains_key(job), self.grants.contains_key(job));
+        format!("attempts {attempts:?} claim {claim} grant {grant} looking {}", self.looking.contains(job))
+    }
+
     /// An attempt of this job is here and not closed.
     pub fn runs(&self, job: &JobId) -> bool {
         self.of_job(job).any(|(_, a)| a.phase != Phase::Closed)
@@ -366,6 +373,7 @@ impl Peer {
     pub(super) fn looked(&mut self, job: JobId, result: OpResult) {
         self.exec.looking.remove(&job);
         let OpResult::Value { value: Value::Job(record), .. } = result else { return };
+        self.heal_hint(&record);
         let mine = record.placement.clone().filter(|p| p.cluster == self.cfg.name);
         let current = mine.as_ref().map(|_| AttemptKey { job, epoch: record.epoch });
         let others: Vec<AttemptKey> =

@@ -26,6 +26,7 @@ const REFUSED_FOR: Span = Span::secs(10);
 const LOOK_EVERY: Span = Span::secs(1);
 /// A home that does not act looks again this often,
 const IDLE_EVERY: Span = Span::secs(10);
+const IDLE_EVERY_MAX: Span = Span::secs(300);
 /// and an acting one refreshes its hint by a read this often.
 const READ_EVERY: Span = Span::secs(30);
 /// Patience of the owner's own operations.
@@ -58,6 +59,7 @@ struct Driven {
     looked_at: Option<Instant>,
     read_at: Option<Instant>,
     held_from: Option<(u64, Instant)>,
+    idle_from: Option<(u64, Instant)>,
 }
 
 /// Soft state of all jobs that this peer drives or might.
@@ -69,6 +71,10 @@ pub(super) struct Owner {
 }
 
 impl Owner {
+    pub fn explain(&self, job: &JobId) -> String {
+        format!("driven {:?}", self.jobs.get(job))
+    }
+
     /// A contact's (incarnation, nonce) was seen somewhere: read, heard or accepted here.
     pub fn observe(&mut self, id: ContactId, incarnation: u64, nonce: (u64, u64), now: Instant) {
         let seen = (incarnation, nonce);
@@ -201,13 +207,41 @@ impl Peer {
         }
         if !self.acts_for(&record) {
             self.withdraw_all(job, None);
-            return self.drive_at(job, self.now.mono + IDLE_EVERY);
+            return self.idle(job, &record);
         }
         match record.placement.clone() {
             None => self.drive_pending(job, &record),
             Some(placement) => self.drive_placed(job, &record, &placement),
         }
         self.refresh_hint(job, &record);
+    }
+
+    /// A home that does not act makes sure that the acting one knows the record at all: it may have
+    /// missed every write so far. The longer nothing changes, the less often it asks.
+    fn idle(&mut self, job: JobId, record: &JobRecord) {
+        let now = self.now.mono;
+        let Some(driven) = self.owner.jobs.get_mut(&job) else { return };
+        let (version, since) =
+            driven.idle_from.filter(|(v, _)| *v == record.version).unwrap_or((record.version, now));
+        driven.idle_from = Some((version, since));
+        if since != now
+            && let Some(owner) = self.owner_of(record).filter(|o| *o != self.cfg.name)
+        {
+            self.send(owner, Message::Look { birth: record.birth.clone() }, false);
+        }
+        let wait = now.since(since).max(IDLE_EVERY).min(IDLE_EVERY_MAX);
+        self.drive_at(job, now + wait);
+    }
+
+    /// This disk is a home of the record and has missed its newest write: put it on all homes again. A
+    /// change that changes nothing would not reach it.
+    pub(super) fn heal_hint(&mut self, record: &JobRecord) {
+        let job = record.id();
+        let home = record.birth.homes.iter().any(|h| h.peer == self.cfg.name && h.store == self.cfg.store);
+        if home && self.acceptor.job(&job).is_none_or(|r| r.version < record.version) {
+            self.count("hints_refreshed");
+            self.write_back(record);
+        }
     }
 
     fn drop_driven(&mut self, job: JobId) {
@@ -222,7 +256,7 @@ impl Peer {
         let due = *driven.read_at.get_or_insert(now);
         if now.since(due) >= READ_EVERY {
             driven.read_at = Some(now);
-            self.propose(Origin::Job(record.birth.clone()), Task::Read, Purpose::OwnerRead(job), PATIENCE);
+            self.propose(Origin::Job(record.birth.clone()), Task::Read, Purpose::OwnerRead, PATIENCE);
         }
     }
 
@@ -559,14 +593,9 @@ impl Peer {
         self.drive_soon(job);
     }
 
-    pub(super) fn owner_read(&mut self, job: JobId, result: OpResult) {
-        let OpResult::Value { value: Value::Job(record), .. } = result else { return };
-        let old = self.acceptor.job(&job).map(|r| r.version);
-        if old.is_some_and(|v| v < record.version) {
-            // This disk missed a write. A change that changes nothing would not reach it either, so the
-            // present value is written back to all homes.
-            self.count("hints_refreshed");
-            self.write_back(&record);
+    pub(super) fn owner_read(&mut self, result: OpResult) {
+        if let OpResult::Value { value: Value::Job(record), .. } = result {
+            self.heal_hint(&record);
         }
     }
 }

@@ -130,6 +130,11 @@ impl Peer {
         self.acceptor.job(job)
     }
 
+    /// All that this peer holds of one job beside its record, for a person who looks for a cause.
+    pub fn explain(&self, job: &JobId) -> String {
+        format!("{} {} {}", self.owner.explain(job), self.exec.explain(job), self.proposer.explain(job))
+    }
+
     fn run_timers(&mut self) {
         while let Some((at, _)) = self.timers.first() {
             if *at > self.now.mono {

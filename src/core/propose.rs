@@ -138,6 +138,13 @@ impl Op {
 }
 
 impl Proposer {
+    pub(super) fn explain(&self, job: &crate::base::JobId) -> String {
+        let key = RecordKey::Job(*job);
+        let ops = self.active.values().filter(|op| op.origin.key() == key);
+        let ops: Vec<_> = ops.map(|op| (op.id, op.phase, &op.task)).collect();
+        format!("ops {ops:?} in line {:?}", self.lines.get(&key).map(VecDeque::len))
+    }
+
     /// Operations under way.
     pub fn in_flight(&self) -> usize {
         self.active.len()

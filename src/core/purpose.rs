@@ -30,7 +30,7 @@ pub enum Purpose {
     /// The owner places a job.
     Place(JobId),
     /// The owner reads a record to refresh its hint.
-    OwnerRead(JobId),
+    OwnerRead,
     /// The owner frees a job whose cluster was given up.
     Free(JobId),
     /// An observer reads a contact it has not seen yet.
@@ -73,7 +73,7 @@ impl Peer {
             Purpose::Submit { token, job } => self.client_submitted(token, job, result),
             Purpose::Client { token, job, request } => self.client_done(token, job, *request, result),
             Purpose::Place(job) => self.owner_placed(job, result),
-            Purpose::OwnerRead(job) => self.owner_read(job, result),
+            Purpose::OwnerRead => self.owner_read(result),
             Purpose::Free(job) => self.owner_freed(job, result),
             Purpose::Observe(contact) => self.observe_result(contact, result),
             Purpose::TakeOver(contact, job) => self.took_over(contact, job, result),
