@@ -73,7 +73,15 @@ pub fn key(n: u8) -> AttemptKey {
 pub fn start(key: AttemptKey, spec: JobSpec) -> StartCommand {
     let shares = (0..spec.nodes).map(|node| NodeShare { node, gpus: Vec::new() }).collect();
     let renewed_at = super::local::clock::now();
-    StartCommand { key, spec, shares, binding: (CONTACT, 1), renewed_at, checkpoint: None, trace: TraceId([3; 16]) }
+    StartCommand {
+        key,
+        spec,
+        shares,
+        binding: (CONTACT, 1),
+        renewed_at,
+        checkpoint: None,
+        trace: TraceId([3; 16]),
+    }
 }
 
 /// Hears a backend's events.

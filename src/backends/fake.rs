@@ -137,7 +137,11 @@ impl Backend for FakeBackend {
                         state.attempts.insert(key, attempt);
                         state.starts.push(*start);
                     }
-                    Some(known.and_then(|a| a.ended).map_or_else(|| started(key), |outcome| ended(key, outcome)))
+                    Some(
+                        known
+                            .and_then(|a| a.ended)
+                            .map_or_else(|| started(key), |outcome| ended(key, outcome)),
+                    )
                 }
                 BackendCommand::Stop { key, reason, .. } => {
                     let outcome = match reason {

@@ -46,7 +46,8 @@ impl Cgroup {
 
     /// Nobody is in it, or it is gone.
     pub fn empty(&self) -> bool {
-        fs::read_to_string(self.0.join("cgroup.events")).map_or(true, |e| e.lines().any(|l| l == "populated 0"))
+        fs::read_to_string(self.0.join("cgroup.events"))
+            .map_or(true, |e| e.lines().any(|l| l == "populated 0"))
     }
 
     /// Removes it; it must be empty.

@@ -76,7 +76,9 @@ fn devices() -> Result<Vec<(String, Bytes)>, String> {
         let device = nvml.device_by_index(i)?;
         Ok((device.name()?, Bytes(device.memory_info()?.total)))
     };
-    (0..count).map(|i| device(i).map_err(|e: nvml_wrapper::error::NvmlError| format!("GPU {i}: {e}"))).collect()
+    (0..count)
+        .map(|i| device(i).map_err(|e: nvml_wrapper::error::NvmlError| format!("GPU {i}: {e}")))
+        .collect()
 }
 
 /// One node has one GPU model: the one with most GPUs is offered, the rest is named.
@@ -97,7 +99,10 @@ fn offer(
     }
     let best = models.iter().max_by_key(|(_, (_, gpus))| gpus.len())?.0.clone();
     for (model, (_, gpus)) in models.iter().filter(|(model, _)| **model != best) {
-        notes.push(format!("{} x {model} not offered: one node offers one model, and this one is {best}", gpus.len()));
+        notes.push(format!(
+            "{} x {model} not offered: one node offers one model, and this one is {best}",
+            gpus.len()
+        ));
     }
     models.remove(&best).map(|(memory, gpus)| (best, memory, gpus))
 }

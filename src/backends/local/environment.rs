@@ -66,6 +66,7 @@ pub fn guard_spec(command: &StartCommand, host: &Host<'_>) -> Result<GuardSpec, 
         boot: clock::boot_id().map_err(|e| format!("the boot id cannot be read: {e}"))?,
         contacts: host.config.contacts(),
         news: host.config.news(),
+        cgroup: host.config.cgroups,
     })
 }
 
@@ -112,7 +113,13 @@ fn set(env: &mut Env, name: &str, value: impl ToString) {
     env.push((name.to_owned(), value.to_string()));
 }
 
-fn rank_spec(command: &StartCommand, host: &Host<'_>, common: &Env, rank: usize, workdir: &Path) -> Result<RankSpec, String> {
+fn rank_spec(
+    command: &StartCommand,
+    host: &Host<'_>,
+    common: &Env,
+    rank: usize,
+    workdir: &Path,
+) -> Result<RankSpec, String> {
     let spec = &command.spec;
     let share = command.shares.get(rank).ok_or("it was given too few nodes")?;
     let mut env = common.clone();
@@ -158,7 +165,11 @@ fn rank_spec(command: &StartCommand, host: &Host<'_>, common: &Env, rank: usize,
         checkpoint: checkpoint.as_deref(),
         gpus: if host.gpus.is_some() { &gpus } else { &[] },
     };
-    Ok(RankSpec { argv: container::command(runtime, &run), env: inherit(env, INHERITED.iter().chain(&CLIENT)), container: Some(name) })
+    Ok(RankSpec {
+        argv: container::command(runtime, &run),
+        env: inherit(env, INHERITED.iter().chain(&CLIENT)),
+        container: Some(name),
+    })
 }
 
 /// Adds what is inherited, where the job does not say otherwise.

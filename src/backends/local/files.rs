@@ -55,6 +55,8 @@ pub struct GuardSpec {
     pub contacts: PathBuf,
     /// Where the peer listens for news.
     pub news: PathBuf,
+    /// Make a cgroup for the attempt where the system allows it.
+    pub cgroup: bool,
 }
 
 /// One rank's program.
@@ -170,7 +172,9 @@ impl AttemptDir {
         };
         let result = fill().and_then(|()| match fs::rename(&aside.0, &self.0) {
             Ok(()) => Ok(true),
-            Err(e) if matches!(e.kind(), io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::AlreadyExists) => Ok(false),
+            Err(e) if matches!(e.kind(), io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::AlreadyExists) => {
+                Ok(false)
+            }
             Err(e) => Err(e),
         });
         if !matches!(result, Ok(true)) {
@@ -289,7 +293,8 @@ impl AttemptDir {
         let mut text = serde_json::to_vec(ended)?;
         text.resize(text.len().max(ENDED_BYTES), b' ');
         let aside = self.file("ended.tmp");
-        let mut file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&aside)?;
+        let mut file =
+            OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&aside)?;
         file.write_all(&text)?;
         file.sync_all()?;
         fs::rename(&aside, self.file("ended"))?;

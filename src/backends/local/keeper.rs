@@ -81,7 +81,8 @@ impl Keeper {
     }
 
     fn hold(&self, key: AttemptKey) -> MutexGuard<'_, ()> {
-        let spread = key.job.0.iter().fold(key.epoch.0, |sum, b| sum.wrapping_mul(31).wrapping_add(u64::from(*b)));
+        let spread =
+            key.job.0.iter().fold(key.epoch.0, |sum, b| sum.wrapping_mul(31).wrapping_add(u64::from(*b)));
         open(&self.locks[usize::try_from(spread % LOCKS as u64).unwrap_or(0)])
     }
 
@@ -125,7 +126,8 @@ impl Keeper {
 
     /// Reads what an earlier run of the peer left, and says it.
     pub(super) fn adopt(&self) -> io::Result<()> {
-        let (mut running, mut orphans, mut over, mut forgotten) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut running, mut orphans, mut over, mut forgotten) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for entry in fs::read_dir(self.config.attempts())? {
             let path = entry?.path();
             let Some(key) = parse_key_of(&path) else {
@@ -193,7 +195,9 @@ impl Keeper {
                 let dir = self.dir(key);
                 match dir.rebind(Binding { contact, incarnation }) {
                     Ok(()) => dir.wake(),
-                    Err(error) => tracing::warn!(%key, %error, "an attempt could not be bound to a new contact"),
+                    Err(error) => {
+                        tracing::warn!(%key, %error, "an attempt could not be bound to a new contact")
+                    }
                 }
             }
             BackendCommand::Forget { key } => self.forget(key),
@@ -331,7 +335,9 @@ impl Keeper {
         // Whether the guard lives is asked first: the last thing that it does is to write the end.
         let ended = match self.guarded(key, &dir) {
             Ok(true) => dir.ended(),
-            Ok(false) => dir.ended().and_then(|e| e.map_or_else(|| orphan::close(&dir).map(Some), |e| Ok(Some(e)))),
+            Ok(false) => {
+                dir.ended().and_then(|e| e.map_or_else(|| orphan::close(&dir).map(Some), |e| Ok(Some(e))))
+            }
             Err(error) => Err(error),
         };
         match ended {

@@ -66,6 +66,9 @@ pub struct LocalConfig {
     pub attempts_kept: usize,
     /// Container runtime; none means podman or docker from PATH.
     pub container_runtime: Option<PathBuf>,
+    /// Give every attempt a cgroup where the system allows it. Without one, a guard still ends its whole tree;
+    /// but if the guard itself is killed, a process that left its session and wiped its environment is not found.
+    pub cgroups: bool,
     /// Names GPUs.
     pub canonical_gpu: CanonicalGpu,
 }
@@ -82,6 +85,7 @@ impl LocalConfig {
             logs: LogLimits::default(),
             attempts_kept: 1_000,
             container_runtime: None,
+            cgroups: true,
             canonical_gpu: |name, _| Some(name.to_owned()),
         }
     }
@@ -167,7 +171,9 @@ impl Backend for LocalBackend {
         let done = tokio::task::spawn_blocking(move || keeper.renewed(contact, incarnation, sent_at)).await;
         match done {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(%error, %contact, incarnation, "guards cannot be shown a renewal"),
+            Ok(Err(error)) => {
+                tracing::warn!(%error, %contact, incarnation, "guards cannot be shown a renewal")
+            }
             Err(error) => tracing::error!(%error, "guards cannot be shown a renewal"),
         }
     }

@@ -29,7 +29,10 @@ pub fn close(dir: &AttemptDir) -> io::Result<Ended> {
         return write(dir, Outcome::Stopped("the machine was restarted".into()));
     }
     let Some(guarded) = dir.guarded()? else {
-        return write(dir, Outcome::NotStarted("its guard failed before it began: see guard.log in its folder".into()));
+        return write(
+            dir,
+            Outcome::NotStarted("its guard failed before it began: see guard.log in its folder".into()),
+        );
     };
     end_tree(&spec, &guarded)?;
     write(dir, Outcome::Stopped("its guard was killed".into()))

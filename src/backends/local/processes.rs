@@ -92,7 +92,9 @@ pub fn leftovers(guard: ProcessId, cookie: &str) -> Vec<Process> {
     let own = rustix::process::getpid().as_raw_nonzero().get();
     processes
         .into_iter()
-        .filter(|p| !p.zombie && p.id.pid != own && p.id != guard && (of_session(p) || has_cookie(p.id.pid, cookie)))
+        .filter(|p| {
+            !p.zombie && p.id.pid != own && p.id != guard && (of_session(p) || has_cookie(p.id.pid, cookie))
+        })
         .collect()
 }
 
@@ -104,7 +106,9 @@ fn has_cookie(pid: i32, cookie: &str) -> bool {
 
 /// Sends a signal to this very process, never to a later one of its number.
 pub fn signal(id: ProcessId, signal: Signal) {
-    let Some(fd) = Pid::from_raw(id.pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()) else { return };
+    let Some(fd) = Pid::from_raw(id.pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()) else {
+        return;
+    };
     if read(id.pid).is_some_and(|p| p.id == id) {
         // It may be gone by now, which is as good.
         let _ = pidfd_send_signal(&fd, signal);

@@ -8,7 +8,9 @@ use std::sync::Arc;
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StoreError {
     /// Another process holds the state folder. Nothing was touched.
-    #[error("the state folder {dir} is in use by another peer process{by}: stop it, or give this peer another --state")]
+    #[error(
+        "the state folder {dir} is in use by another peer process{by}: stop it, or give this peer another --state"
+    )]
     Locked {
         /// The folder.
         dir: PathBuf,
@@ -16,7 +18,9 @@ pub enum StoreError {
         by: String,
     },
     /// The state folder was written by a newer version. Nothing was touched.
-    #[error("the state folder {dir} has format {found}, this binary knows up to {known}: run a newer starling; nothing was touched")]
+    #[error(
+        "the state folder {dir} has format {found}, this binary knows up to {known}: run a newer starling; nothing was touched"
+    )]
     NewerVersion {
         /// The folder.
         dir: PathBuf,
@@ -47,7 +51,9 @@ pub enum StoreError {
         text: Arc<str>,
     },
     /// The database file is damaged. It was not changed.
-    #[error("the database in the state folder is damaged ({0}): restore it, or join with an empty state folder as a new disk")]
+    #[error(
+        "the database in the state folder is damaged ({0}): restore it, or join with an empty state folder as a new disk"
+    )]
     Corrupt(Arc<str>),
     /// An earlier commit failed, so nothing can be promised any more. The batch was not applied.
     #[error("an earlier commit failed ({0}): the store takes nothing more until the peer is started again")]

@@ -26,7 +26,8 @@ impl Default for StoreMetrics {
         Self {
             commits: Counter::default(),
             commit_seconds: Histogram::new([
-                0.000_25, 0.000_5, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.0, 4.0,
+                0.000_25, 0.000_5, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.0,
+                4.0,
             ]),
             batches_per_commit: Histogram::new([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0]),
             writes: Counter::default(),
@@ -42,7 +43,11 @@ impl StoreMetrics {
         registry.register("commits", "Durable commits, one fsync round each", self.commits.clone());
         let help = "Time of one durable commit";
         registry.register_with_unit("commit", help, Unit::Seconds, self.commit_seconds.clone());
-        registry.register("commit_batches", "Batches that shared one commit", self.batches_per_commit.clone());
+        registry.register(
+            "commit_batches",
+            "Batches that shared one commit",
+            self.batches_per_commit.clone(),
+        );
         registry.register("writes", "Rows written or removed", self.writes.clone());
         registry.register("batches_failed", "Batches answered with an error", self.failed.clone());
     }

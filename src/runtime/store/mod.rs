@@ -147,8 +147,8 @@ impl Store {
 
     /// Space that an unprivileged process may still use on the store's file system.
     pub fn disk_free(&self) -> Result<Bytes, StoreError> {
-        let stat = rustix::fs::statvfs(&self.dir)
-            .map_err(|e| StoreError::io("reading free space", &e.into()))?;
+        let stat =
+            rustix::fs::statvfs(&self.dir).map_err(|e| StoreError::io("reading free space", &e.into()))?;
         Ok(Bytes(stat.f_bavail.saturating_mul(stat.f_frsize)))
     }
 }
@@ -220,8 +220,9 @@ impl Committer {
             if of_table().next().is_none() {
                 continue;
             }
-            let mut rows =
-                transaction.open_table(definition(kind)).map_err(|e| StoreError::redb("opening a table", e))?;
+            let mut rows = transaction
+                .open_table(definition(kind))
+                .map_err(|e| StoreError::redb("opening a table", e))?;
             for write in of_table() {
                 count += 1;
                 let key = write.key.as_slice();
@@ -271,7 +272,8 @@ fn lock(dir: &Path) -> Result<File, StoreError> {
         return Err(StoreError::Locked { dir: dir.to_owned(), by });
     }
     // The pid is for people only: a disk that is too full for it is not refused here.
-    let _ = file.set_len(0).and_then(|()| file.rewind()).and_then(|()| writeln!(file, "{}", std::process::id()));
+    let _ =
+        file.set_len(0).and_then(|()| file.rewind()).and_then(|()| writeln!(file, "{}", std::process::id()));
     Ok(file)
 }
 
@@ -310,21 +312,23 @@ fn newer(dir: &Path, found: u32) -> Result<(), StoreError> {
 fn count_boot(dir: &Path, database: &Database) -> Result<(StoreId, u64), StoreError> {
     let mut transaction = database.begin_write().map_err(|e| StoreError::redb("counting the boot", e))?;
     durable(&mut transaction)?;
-    let mut header =
-        transaction.open_table(HEADER).map_err(|e| StoreError::redb("opening the header", e))?;
+    let mut header = transaction.open_table(HEADER).map_err(|e| StoreError::redb("opening the header", e))?;
     let get = |header: &redb::Table<'_, &[u8], &[u8]>, key: &str| -> Result<Option<Vec<u8>>, StoreError> {
         let row = header.get(key.as_bytes()).map_err(|e| StoreError::redb("reading the header", e))?;
         Ok(row.map(|v| v.value().to_vec()))
     };
     let number = |bytes: Vec<u8>, what: &str| -> Result<u64, StoreError> {
-        let bytes = bytes.try_into().map_err(|_| StoreError::Corrupt(format!("{what} is no number").into()))?;
+        let bytes =
+            bytes.try_into().map_err(|_| StoreError::Corrupt(format!("{what} is no number").into()))?;
         Ok(u64::from_be_bytes(bytes))
     };
     if let Some(found) = get(&header, "format")? {
         newer(dir, u32::try_from(number(found, "the format")?).unwrap_or(u32::MAX))?;
     }
     let id = match get(&header, "id")? {
-        Some(bytes) => StoreId(bytes.try_into().map_err(|_| StoreError::Corrupt("the store id is not 16 bytes".into()))?),
+        Some(bytes) => {
+            StoreId(bytes.try_into().map_err(|_| StoreError::Corrupt("the store id is not 16 bytes".into()))?)
+        }
         None => StoreId(rand::random()),
     };
     let boot = get(&header, "boot")?.map_or(Ok(0), |b| number(b, "the boot number"))? + 1;

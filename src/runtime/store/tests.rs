@@ -124,7 +124,11 @@ fn child_process() {
                 for round in 0.. {
                     let n = first + round * 4 + lane;
                     // A batch touches two tables: torn, it would leave one without the other.
-                    let twin = Write { table: Table::Attempts, key: n.to_be_bytes().to_vec(), value: Some(vec![7; padding]) };
+                    let twin = Write {
+                        table: Table::Attempts,
+                        key: n.to_be_bytes().to_vec(),
+                        value: Some(vec![7; padding]),
+                    };
                     match store.commit_blocking(vec![put(&n.to_be_bytes(), &n.to_be_bytes()), twin]) {
                         Ok(()) => println!("ok {n}"),
                         Err(error) => {
@@ -155,7 +159,13 @@ fn child(dir: &Path, wrapper: Option<&str>, padding: usize) -> Child {
         None => Command::new(exe),
     };
     command
-        .args(["--exact", "runtime::store::tests::child_process", "--ignored", "--nocapture", "--test-threads=1"])
+        .args([
+            "--exact",
+            "runtime::store::tests::child_process",
+            "--ignored",
+            "--nocapture",
+            "--test-threads=1",
+        ])
         .env(CHILD_DIR, dir)
         .env(CHILD_BYTES, padding.to_string())
         .stdout(Stdio::piped())

@@ -41,9 +41,10 @@ impl Deadline {
         (self.end() - before).min(self.kill_at())
     }
 
-    /// How often to look for a renewal at least.
+    /// How often to look for a renewal, beside when it counts: a binding that is replaced takes the renewals
+    /// of the old one that were not seen with it.
     pub fn look_every(&self) -> Span {
-        self.grace.scale(1, 10).clamp(Span::millis(20), Span::secs(1))
+        self.grace.scale(1, 10).clamp(Span::millis(20), Span::secs(10))
     }
 }
 

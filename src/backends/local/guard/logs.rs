@@ -177,7 +177,9 @@ mod tests {
     #[test]
     fn logs_are_listed_by_rank_stream_and_age() {
         let dir = tempfile::tempdir().expect("temp folder");
-        for name in ["rank-10.out", "rank-2.out", "rank-2.out.1", "rank-2.err", "rank-2.out.2", "other", "rank-x.out"] {
+        for name in
+            ["rank-10.out", "rank-2.out", "rank-2.out.1", "rank-2.err", "rank-2.out.2", "other", "rank-x.out"]
+        {
             fs::write(dir.path().join(name), "").expect("writes");
         }
         let names: Vec<_> = list(dir.path())

@@ -95,7 +95,7 @@ impl Guard {
         let timer = timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
         let deadline = spec.grace.map(|grace| Deadline::new(grace, spec.notice, spec.renewed_at));
         let name = format!("starling-{}-{}", spec.key, spec.cookie.get(..8).unwrap_or_default());
-        let cgroup = Cgroup::create(&name);
+        let cgroup = spec.cgroup.then(|| Cgroup::create(&name)).flatten();
         let guard = Self {
             dir,
             spec,
@@ -150,12 +150,14 @@ impl Guard {
         self.dir.write_guarded(&guarded).map_err(|e| format!("its guard cannot write: {e}"))?;
         let mut starting = Vec::new();
         for index in 0..self.spec.ranks.len() {
-            let rank = rank::start(&self.dir, index).map_err(|e| format!("rank {index} could not be forked: {e}"))?;
+            let rank = rank::start(&self.dir, index)
+                .map_err(|e| format!("rank {index} could not be forked: {e}"))?;
             starting.push(rank);
         }
         for (index, rank) in starting.into_iter().enumerate() {
             let latest = self.deadline.map_or(clock::now() + EXEC_TIME_MAX, |d| d.kill_at());
-            rank.wait(latest.min(clock::now() + EXEC_TIME_MAX)).map_err(|reason| format!("rank {index}: {reason}"))?;
+            rank.wait(latest.min(clock::now() + EXEC_TIME_MAX))
+                .map_err(|reason| format!("rank {index}: {reason}"))?;
             let stream = |pipe, name| {
                 let path = self.dir.logs().join(format!("rank-{index}.{name}"));
                 Stream::new(pipe, RotatingFile::new(path, self.spec.log_bytes, self.spec.log_files))
@@ -259,8 +261,8 @@ impl Guard {
         let own = [self.timer.as_fd(), self.wake.as_fd()].into_iter().chain(pidfds.iter().map(AsFd::as_fd));
         let mut fds: Vec<PollFd<'_>> =
             own.chain(streams).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-        // Looks by itself every few seconds, should a wake-up be lost; orphans are reaped then.
-        let timeout = Timespec { tv_sec: 5, tv_nsec: 0 };
+        // Looks by itself now and then, should a wake-up be lost; orphans are reaped then.
+        let timeout = Timespec { tv_sec: 10, tv_nsec: 0 };
         let result = poll(&mut fds, Some(&timeout));
         let woken = result.is_ok() && fds.get(1).is_some_and(|fd| !fd.revents().is_empty());
         drop(fds);
@@ -355,7 +357,9 @@ impl Guard {
 impl Rank {
     fn pidfd(&self) -> Option<OwnedFd> {
         let alive = self.status.is_none();
-        alive.then(|| rustix::process::pidfd_open(self.pid, rustix::process::PidfdFlags::empty()).ok()).flatten()
+        alive
+            .then(|| rustix::process::pidfd_open(self.pid, rustix::process::PidfdFlags::empty()).ok())
+            .flatten()
     }
 }
 

@@ -66,7 +66,8 @@ impl Starting {
     /// Waits until the program runs, or says why it does not; until `latest` at most.
     pub fn wait(&self, latest: Instant) -> Result<(), String> {
         let left = latest.since(clock::now());
-        let timeout = Timespec { tv_sec: (left.0 / 1_000_000) as i64, tv_nsec: (left.0 % 1_000_000 * 1_000) as _ };
+        let timeout =
+            Timespec { tv_sec: (left.0 / 1_000_000) as i64, tv_nsec: (left.0 % 1_000_000 * 1_000) as _ };
         match poll(&mut [PollFd::new(&self.ready, PollFlags::IN)], Some(&timeout)) {
             Ok(0) => return Err("it did not take over in time".into()),
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -100,7 +101,8 @@ pub fn become_program(dir: &Path, rank: &str) -> ExitCode {
 fn try_become(dir: &AttemptDir, rank: &str) -> Result<std::convert::Infallible, String> {
     let (index, guard) = rank.split_once(':').ok_or("no rank was named")?;
     let index: usize = index.parse().map_err(|_| "the rank is no number")?;
-    set_parent_process_death_signal(Some(Signal::KILL)).map_err(|e| format!("tying it to its guard failed: {e}"))?;
+    set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(|e| format!("tying it to its guard failed: {e}"))?;
     // The guard may have died before the kernel knew of the tie.
     if getppid().map(|p| p.as_raw_nonzero().to_string()).as_deref() != Some(guard) {
         return Err("its guard is gone".into());
