@@ -1,5 +1,6 @@
 //! Drives the core: clock, store, gossip, dispatch, tasks.
 
 pub mod handle;
+pub mod members;
 
 pub use handle::{CallError, MemberInfo, PeerHandle, ProxyRequest, ProxyResponse, SelfInfo};
