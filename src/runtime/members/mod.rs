@@ -19,6 +19,7 @@ mod service;
 pub use entry::{CaSigner, Entry, SignedEntry};
 pub use kv::{DurableKv, MemoryKv};
 pub use list::{MEMBERS_MAX, MemberList, Merge};
+pub(crate) use service::DIGEST_ENTRY_BYTES;
 pub use service::{Candidate, Members, Offer};
 
 use crate::base::PeerName;
