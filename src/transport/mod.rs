@@ -7,6 +7,8 @@ pub mod api;
 pub mod codec;
 pub mod identity;
 pub mod keys;
+mod certs;
+mod state;
 mod net;
 
 pub use api::{Admission, Directory, Incoming, JoinHandler, NetConfig, NetError, RecvStream, SendStream};
