@@ -3,5 +3,6 @@
 pub mod gossip;
 pub mod handle;
 pub mod members;
+pub mod tokens;
 
 pub use handle::{CallError, MemberInfo, PeerHandle, ProxyRequest, ProxyResponse, SelfInfo};
