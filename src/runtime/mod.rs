@@ -2,7 +2,9 @@
 
 pub mod gossip;
 pub mod handle;
+pub mod liveness;
 pub mod members;
+pub mod mesh;
 pub mod tokens;
 
 pub use handle::{CallError, MemberInfo, PeerHandle, ProxyRequest, ProxyResponse, SelfInfo};

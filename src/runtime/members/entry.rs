@@ -140,6 +140,15 @@ impl SignedEntry {
         &self.body
     }
 
+    /// The name in it, whether it was verified or not.
+    pub fn claimed_name(&self) -> Option<PeerName> {
+        #[derive(Deserialize)]
+        struct Named {
+            name: PeerName,
+        }
+        serde_json::from_str::<Named>(&self.body).ok().map(|n| n.name)
+    }
+
     /// Bytes it takes in a message.
     pub fn wire_len(&self) -> usize {
         // The body is JSON inside JSON: every quote in it is escaped.
