@@ -37,7 +37,9 @@ const CA_LIFETIME: Span = Span::secs(20 * 365 * 86_400);
 
 /// Milliseconds since 1970, the only clock that certificates know.
 pub(super) fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
 }
 
 /// SHA-256 of a certificate.
@@ -273,6 +275,7 @@ fn peer_name(
     let (Some(uri), None) = (uris.next(), uris.next()) else {
         return Err("it does not name exactly one peer".into());
     };
-    let name = uri.strip_prefix(&format!("spiffe://{mesh}/peer/")).ok_or("it names a peer of another mesh")?;
+    let name =
+        uri.strip_prefix(&format!("spiffe://{mesh}/peer/")).ok_or("it names a peer of another mesh")?;
     PeerName::new(name).map_err(|e| e.to_string())
 }

@@ -143,7 +143,14 @@ impl Identity {
         let proven = authority.check(&issued, &key.public(), stale_ok)?;
         let current = Current { issued, validity: proven.validity };
         let folder = folder.to_owned();
-        Ok(Self { folder, name: proven.name, lifetime, key, authority, current: ArcSwap::from_pointee(current) })
+        Ok(Self {
+            folder,
+            name: proven.name,
+            lifetime,
+            key,
+            authority,
+            current: ArcSwap::from_pointee(current),
+        })
     }
 
     /// The name in the certificate.
@@ -281,8 +288,11 @@ mod tests {
 
     #[test]
     fn joining_checks_what_it_was_given() {
-        let (a, b, c) =
-            (tempfile::tempdir().expect("t"), tempfile::tempdir().expect("t"), tempfile::tempdir().expect("t"));
+        let (a, b, c) = (
+            tempfile::tempdir().expect("t"),
+            tempfile::tempdir().expect("t"),
+            tempfile::tempdir().expect("t"),
+        );
         let first = Identity::create_mesh(a.path(), &name("a"), LIFETIME).expect("made");
         let other = Identity::create_mesh(c.path(), &name("a"), LIFETIME).expect("made");
         let key = Identity::joining_key(b.path()).expect("made");
