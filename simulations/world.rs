@@ -677,7 +677,7 @@ impl World {
             until: None,
             finished: false,
         });
-        let work = Span(500_000 + self.rng.below(6_000_000));
+        let work = Span(500_000 + self.rng.below(25_000_000));
         let running = Running {
             spec: start.spec,
             binding: start.binding,

@@ -1,6 +1,11 @@
 //! Drives the core: clock, store, gossip, dispatch, tasks.
 
+pub mod gossip;
 pub mod handle;
 pub mod store;
+pub mod liveness;
+pub mod members;
+pub mod mesh;
+pub mod tokens;
 
 pub use handle::{CallError, MemberInfo, PeerHandle, ProxyRequest, ProxyResponse, SelfInfo};
