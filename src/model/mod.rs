@@ -3,8 +3,11 @@
 
 pub mod config;
 pub mod gpu;
+pub mod input;
 pub mod record;
+pub mod replay_trace;
 pub mod report;
+pub mod report_json;
 pub mod spec;
 pub mod spec_input;
 

@@ -1,0 +1,77 @@
+//! Keys whose machinery comes later: their shape is checked, and they are refused, never ignored.
+
+use crate::model::input::{Field, Fields, Mistakes, Value};
+
+const NOT_YET: &str = "not supported by this peer yet: remove it";
+
+/// What a value of such a key looks like.
+#[derive(Clone, Copy)]
+enum Shape {
+    Map,
+    MapList,
+    Words,
+    Flag,
+    Number,
+    Index,
+}
+
+const SHAPES: &[(&str, Shape, &str)] = &[
+    ("groups", Shape::MapList, "must be a list of task groups, each a mapping"),
+    ("traffic", Shape::Map, "must be a mapping"),
+    ("array", Shape::Index, "must be a count or an index list such as 0-99"),
+    ("after", Shape::Words, "must be a job id or a list of them"),
+    ("preemptible", Shape::Flag, "must be true or false"),
+    ("reservation", Shape::Words, "must be a reservation's name"),
+    ("quota", Shape::Words, "must be a quota's name"),
+    ("service", Shape::Map, "must be a mapping"),
+    ("stage", Shape::Flag, "must be true or false"),
+    ("zones", Shape::Words, "must be a zone or a list of them"),
+    ("price_max", Shape::Number, "must be a price per GPU hour"),
+    ("compliance", Shape::Words, "must be a compliance domain or a list of them"),
+];
+
+fn has_shape(value: &Value, shape: Shape) -> bool {
+    let text = |v: &Value| matches!(v, Value::Text(t) if !t.is_empty());
+    match (shape, value) {
+        (Shape::Map, Value::Map(_)) | (Shape::Flag, Value::Bool(_)) => true,
+        (Shape::MapList, Value::List(items)) => items.iter().all(|n| matches!(n.value, Value::Map(_))),
+        (Shape::Words, Value::List(items)) => !items.is_empty() && items.iter().all(|n| text(&n.value)),
+        (Shape::Words, value) => text(value),
+        (Shape::Number | Shape::Index, Value::Int(n)) => (0..=1_000_000).contains(n),
+        (Shape::Number, Value::Float(x)) => (0.0..=1e6).contains(x),
+        (Shape::Index, Value::Text(t)) => !t.is_empty() && t.chars().all(|c| c.is_ascii_digit() || "-,:%".contains(c)),
+        _ => false,
+    }
+}
+
+/// Refuses one value of a key whose machinery is not there.
+pub fn refuse(key: &str, field: &Field, m: &mut Mistakes) {
+    match SHAPES.iter().find(|(name, ..)| *name == key) {
+        Some((_, shape, want)) if !has_shape(&field.node.value, *shape) => {
+            field.wrong(m, format!("{want}; and it is not supported by this peer yet"));
+        }
+        _ => field.wrong(m, NOT_YET),
+    }
+}
+
+/// Takes every such key out of a mapping and refuses it.
+pub fn refuse_all(fields: &mut Fields, keys: &[crate::model::input::Key], m: &mut Mistakes) {
+    for key in keys.iter().filter(|k| !k.ready) {
+        if let Some(field) = fields.take(key.name, m) {
+            refuse(key.name, &field, m);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::spec_input::SECTIONS;
+
+    #[test]
+    fn every_later_key_has_a_shape() {
+        for key in SECTIONS.iter().flat_map(|(_, keys)| keys.iter()).filter(|k| !k.ready) {
+            assert!(SHAPES.iter().any(|(name, ..)| *name == key.name), "{}", key.name);
+        }
+    }
+}
