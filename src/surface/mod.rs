@@ -13,4 +13,4 @@ pub mod work;
 pub(crate) mod fake;
 
 pub use api::{router, serve_proxy};
-
+pub use serve::{ApiListeners, serve};

@@ -73,23 +73,47 @@ impl ApiError {
         match self {
             Self::BadRequest(_) => (S::BAD_REQUEST, "bad_request", "see /v1/openapi.json for what is taken"),
             Self::NoRoute(_) => (S::NOT_FOUND, "no_route", "see /v1/openapi.json for what there is"),
-            Self::Method(_) => (S::METHOD_NOT_ALLOWED, "method_not_allowed", "see /v1/openapi.json for what there is"),
+            Self::Method(_) => {
+                (S::METHOD_NOT_ALLOWED, "method_not_allowed", "see /v1/openapi.json for what there is")
+            }
             Self::Unauthorized => (
                 S::UNAUTHORIZED,
                 "unauthorized",
                 "send `Authorization: Bearer TOKEN` with the text of api.token in the peer's state folder, or use its unix socket",
             ),
             Self::Forbidden(_) => (S::FORBIDDEN, "forbidden", "ask at the peer itself, over its unix socket"),
-            Self::NoJob(_) => (S::NOT_FOUND, "no_such_job", "list them with `starling jobs`; finished jobs are forgotten after a while"),
-            Self::NotFound(_) => (S::NOT_FOUND, "not_found", "list clusters with `starling clusters`, attempts with `starling job ID`"),
+            Self::NoJob(_) => (
+                S::NOT_FOUND,
+                "no_such_job",
+                "list them with `starling jobs`; finished jobs are forgotten after a while",
+            ),
+            Self::NotFound(_) => (
+                S::NOT_FOUND,
+                "not_found",
+                "list clusters with `starling clusters`, attempts with `starling job ID`",
+            ),
             Self::Ambiguous { .. } => (S::CONFLICT, "ambiguous", "give more characters of the id"),
-            Self::TooLarge(_) => (S::PAYLOAD_TOO_LARGE, "too_large", "keep files out of the spec: put them where the job can read them"),
-            Self::InvalidSpec(_) => (S::UNPROCESSABLE_ENTITY, "invalid_spec", "correct the fields named in details; docs/reference/spec.md lists all"),
-            Self::Overloaded => (S::SERVICE_UNAVAILABLE, "overloaded", "try again shortly, or at another peer"),
-            Self::TooSlow(_) => (S::GATEWAY_TIMEOUT, "timeout", "ask again with the same idempotency key or id; that is safe"),
+            Self::TooLarge(_) => (
+                S::PAYLOAD_TOO_LARGE,
+                "too_large",
+                "keep files out of the spec: put them where the job can read them",
+            ),
+            Self::InvalidSpec(_) => (
+                S::UNPROCESSABLE_ENTITY,
+                "invalid_spec",
+                "correct the fields named in details; docs/reference/spec.md lists all",
+            ),
+            Self::Overloaded => {
+                (S::SERVICE_UNAVAILABLE, "overloaded", "try again shortly, or at another peer")
+            }
+            Self::TooSlow(_) => {
+                (S::GATEWAY_TIMEOUT, "timeout", "ask again with the same idempotency key or id; that is safe")
+            }
             Self::Core(e) => core_parts(e),
             Self::Call(e) => call_parts(e),
-            Self::Internal(_) => (S::INTERNAL_SERVER_ERROR, "internal", "this is a bug: please report it with the peer's log"),
+            Self::Internal(_) => {
+                (S::INTERNAL_SERVER_ERROR, "internal", "this is a bug: please report it with the peer's log")
+            }
             Self::Passed(..) => (S::BAD_GATEWAY, "passed", ""),
         }
     }
@@ -105,7 +129,9 @@ impl ApiError {
     fn details(&self) -> Vec<String> {
         match self {
             Self::InvalidSpec(mistakes) => mistakes.clone(),
-            Self::Ambiguous { matches, .. } => matches.iter().map(|(id, name)| format!("{id} {name}")).collect(),
+            Self::Ambiguous { matches, .. } => {
+                matches.iter().map(|(id, name)| format!("{id} {name}")).collect()
+            }
             _ => Vec::new(),
         }
     }
@@ -114,14 +140,36 @@ impl ApiError {
 fn core_parts(error: &ClientError) -> (StatusCode, &'static str, &'static str) {
     use StatusCode as S;
     match error {
-        ClientError::NoSuchJob(_) => (S::NOT_FOUND, "no_such_job", "list them with `starling jobs`; finished jobs are forgotten after a while"),
-        ClientError::FitsNowhere { .. } => (S::UNPROCESSABLE_ENTITY, "fits_nowhere", "ask for less, or see `starling clusters` for what there is"),
-        ClientError::Unknown { .. } => (S::GATEWAY_TIMEOUT, "outcome_unknown", "ask again with the same idempotency key or id; that is safe"),
-        ClientError::DiskFull => (S::SERVICE_UNAVAILABLE, "disk_full", "submit at another peer (--peer), or free space on this one"),
-        ClientError::TooMany(_) => (S::SERVICE_UNAVAILABLE, "too_many_jobs", "submit at another peer (--peer)"),
+        ClientError::NoSuchJob(_) => (
+            S::NOT_FOUND,
+            "no_such_job",
+            "list them with `starling jobs`; finished jobs are forgotten after a while",
+        ),
+        ClientError::FitsNowhere { .. } => (
+            S::UNPROCESSABLE_ENTITY,
+            "fits_nowhere",
+            "ask for less, or see `starling clusters` for what there is",
+        ),
+        ClientError::Unknown { .. } => (
+            S::GATEWAY_TIMEOUT,
+            "outcome_unknown",
+            "ask again with the same idempotency key or id; that is safe",
+        ),
+        ClientError::DiskFull => (
+            S::SERVICE_UNAVAILABLE,
+            "disk_full",
+            "submit at another peer (--peer), or free space on this one",
+        ),
+        ClientError::TooMany(_) => {
+            (S::SERVICE_UNAVAILABLE, "too_many_jobs", "submit at another peer (--peer)")
+        }
         ClientError::TooLarge(_) => (S::PAYLOAD_TOO_LARGE, "too_large", "make the spec smaller"),
         ClientError::Refused(_) => (S::CONFLICT, "refused", "see `starling job ID` for its present state"),
-        ClientError::NoHomes { .. } => (S::SERVICE_UNAVAILABLE, "no_homes", "see `starling clusters` for who is alive; try at a peer on the other side"),
+        ClientError::NoHomes { .. } => (
+            S::SERVICE_UNAVAILABLE,
+            "no_homes",
+            "see `starling clusters` for who is alive; try at a peer on the other side",
+        ),
         ClientError::KeyReused(_) => (S::CONFLICT, "key_reused", "use a fresh key for another job"),
     }
 }
@@ -130,8 +178,12 @@ fn call_parts(error: &CallError) -> (StatusCode, &'static str, &'static str) {
     use StatusCode as S;
     match error {
         CallError::NoSuchPeer(_) => (S::NOT_FOUND, "no_such_peer", "see `starling clusters` for the names"),
-        CallError::Unreachable(..) => (S::SERVICE_UNAVAILABLE, "unreachable", "see `starling links`; try again, or at another peer"),
-        CallError::Timeout(..) => (S::GATEWAY_TIMEOUT, "timeout", "the outcome is unknown; ask again, that is safe"),
+        CallError::Unreachable(..) => {
+            (S::SERVICE_UNAVAILABLE, "unreachable", "see `starling links`; try again, or at another peer")
+        }
+        CallError::Timeout(..) => {
+            (S::GATEWAY_TIMEOUT, "timeout", "the outcome is unknown; ask again, that is safe")
+        }
         CallError::Stopping => (S::SERVICE_UNAVAILABLE, "stopping", "ask another peer (--peer)"),
         CallError::Invalid(_) => (S::CONFLICT, "refused", "see the message"),
     }

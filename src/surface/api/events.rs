@@ -56,7 +56,9 @@ impl Watch {
         loop {
             let document = match self.events.recv().await {
                 Ok(event) if !self.wants(&event) => continue,
-                Ok(event) => EventDocument { kind: event.kind, job: event.job, text: event.text, at_ms: wall_now().0 },
+                Ok(event) => {
+                    EventDocument { kind: event.kind, job: event.job, text: event.text, at_ms: wall_now().0 }
+                }
                 Err(RecvError::Lagged(missed)) => EventDocument {
                     kind: "lagged".into(),
                     job: None,

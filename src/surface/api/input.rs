@@ -77,7 +77,8 @@ pub struct Bounded(pub Bytes);
 impl<S: Send + Sync> FromRequest<S> for Bounded {
     type Rejection = ApiError;
     async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
-        let stated = request.headers().get("content-length").and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
+        let stated =
+            request.headers().get("content-length").and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
         if stated.is_some_and(|n| n > BODY_BYTES_MAX as u64) {
             return Err(ApiError::TooLarge(BODY_BYTES_MAX));
         }
@@ -125,9 +126,9 @@ struct Envelope {
 pub fn submission(headers: &HeaderMap, body: &Bytes) -> ApiResult<Submission> {
     let text = std::str::from_utf8(body).map_err(|_| ApiError::BadRequest("body: not UTF-8".into()))?;
     let header = match headers.get("idempotency-key") {
-        Some(value) => {
-            Some(value.to_str().map_err(|_| ApiError::BadRequest("Idempotency-Key: not ASCII".into()))?.to_owned())
-        }
+        Some(value) => Some(
+            value.to_str().map_err(|_| ApiError::BadRequest("Idempotency-Key: not ASCII".into()))?.to_owned(),
+        ),
         None => None,
     };
     let (document, inner) = match envelope(text)? {
@@ -138,17 +139,17 @@ pub fn submission(headers: &HeaderMap, body: &Bytes) -> ApiResult<Submission> {
     if header.is_some() && inner.is_some() && header != inner {
         return Err(ApiError::BadRequest("key: the header and the body name different keys".into()));
     }
-    let key = header.or(inner);
+    if document.len() > DOCUMENT_BYTES_MAX {
+        return Err(ApiError::TooLarge(DOCUMENT_BYTES_MAX));
+    }
+    let parsed = seams::parse_spec(&document).map_err(|m| ApiError::InvalidSpec(m.0))?;
+    let key = header.or(inner).or(parsed.key);
     if let Some(key) = &key
         && (key.is_empty() || key.len() > KEY_BYTES_MAX || !key.bytes().all(|b| b.is_ascii_graphic()))
     {
         return Err(ApiError::BadRequest(format!("key: not 1 to {KEY_BYTES_MAX} visible ASCII characters")));
     }
-    if document.len() > DOCUMENT_BYTES_MAX {
-        return Err(ApiError::TooLarge(DOCUMENT_BYTES_MAX));
-    }
-    let spec = seams::parse_spec(&document).map_err(|m| ApiError::InvalidSpec(m.0))?;
-    Ok(Submission { spec, key })
+    Ok(Submission { spec: parsed.spec, key })
 }
 
 /// A JSON object with `spec` in it is an envelope; every other text is the spec itself.

@@ -38,7 +38,10 @@ pub struct SubmitQuery {
 
 /// `POST /v1/jobs`
 pub async fn submit(
-    State(api): State<Api>, Q(query): Q<SubmitQuery>, headers: HeaderMap, body: Bounded,
+    State(api): State<Api>,
+    Q(query): Q<SubmitQuery>,
+    headers: HeaderMap,
+    body: Bounded,
 ) -> ApiResult<Response> {
     let submission = input::submission(&headers, &body.0)?;
     let spec = Box::new(submission.spec);
@@ -67,10 +70,13 @@ pub async fn submit(
 
 fn hints(job: JobId) -> Vec<String> {
     let id = job.short();
-    ["logs -f", "wait", "why"].iter().map(|command| {
-        let (verb, flag) = command.split_once(' ').unwrap_or((command, ""));
-        format!("starling {verb} {id} {flag}").trim_end().to_owned()
-    }).collect()
+    ["logs -f", "wait", "why"]
+        .iter()
+        .map(|command| {
+            let (verb, flag) = command.split_once(' ').unwrap_or((command, ""));
+            format!("starling {verb} {id} {flag}").trim_end().to_owned()
+        })
+        .collect()
 }
 
 /// The query of both job lists.
@@ -96,7 +102,12 @@ impl ListQuery {
             }
         }
         let states = self.state.as_deref().map(resolve::states).transpose()?.unwrap_or_else(BTreeSet::new);
-        Ok(JobFilter { prefix: self.prefix.map(|p| p.to_ascii_lowercase()), tenant: self.tenant, states, limit })
+        Ok(JobFilter {
+            prefix: self.prefix.map(|p| p.to_ascii_lowercase()),
+            tenant: self.tenant,
+            states,
+            limit,
+        })
     }
 }
 
@@ -119,7 +130,8 @@ pub async fn why(State(api): State<Api>, id: Segment) -> ApiResult<Json<WhyDocum
     if let Some(owner) = acting_owner(&record, &api.handle.view()).filter(|owner| *owner != me) {
         let uri = format!("/v1/local/jobs/{job}/why");
         let answer = tokio::time::timeout(OWNER_ANSWERS_WITHIN, resolve::ask(&api, &owner, "GET", uri)).await;
-        let read = answer.ok().and_then(Result::ok).and_then(|b| serde_json::from_slice::<WhyDocument>(&b).ok());
+        let read =
+            answer.ok().and_then(Result::ok).and_then(|b| serde_json::from_slice::<WhyDocument>(&b).ok());
         if let Some(document) = read {
             return Ok(Json(document));
         }
@@ -147,7 +159,9 @@ pub async fn why_here(api: &Api, job: JobId) -> ApiResult<WhyDocument> {
 
 /// `POST /v1/jobs/{id}/cancel`
 pub async fn cancel(
-    State(api): State<Api>, caller: Option<Extension<Caller>>, id: Segment,
+    State(api): State<Api>,
+    caller: Option<Extension<Caller>>,
+    id: Segment,
 ) -> ApiResult<Json<CancelDocument>> {
     let job = resolve::resolve(&api, &id.0).await?;
     let by = caller.map_or_else(|| "an unnamed caller".to_owned(), |Extension(caller)| caller.to_string());
@@ -164,7 +178,11 @@ pub struct WaitQuery {
 }
 
 /// `GET /v1/jobs/{id}/wait`: answers when the job is final or the time is up.
-pub async fn wait(State(api): State<Api>, id: Segment, Q(query): Q<WaitQuery>) -> ApiResult<Json<WaitDocument>> {
+pub async fn wait(
+    State(api): State<Api>,
+    id: Segment,
+    Q(query): Q<WaitQuery>,
+) -> ApiResult<Json<WaitDocument>> {
     let timeout = match &query.timeout {
         Some(text) => input::span("timeout", text, WAIT_MAX)?,
         None => WAIT_DEFAULT,
@@ -217,11 +235,15 @@ struct CheckpointBody {
 
 /// `POST /v1/jobs/{id}/checkpoint`
 pub async fn checkpoint(
-    State(api): State<Api>, id: Segment, body: Bounded,
+    State(api): State<Api>,
+    id: Segment,
+    body: Bounded,
 ) -> ApiResult<Json<serde_json::Value>> {
     let CheckpointBody { epoch, uri } = body.json()?;
     if uri.is_empty() || uri.len() > URI_BYTES_MAX || uri.chars().any(char::is_control) {
-        return Err(ApiError::BadRequest(format!("uri: not 1 to {URI_BYTES_MAX} bytes without control characters")));
+        return Err(ApiError::BadRequest(format!(
+            "uri: not 1 to {URI_BYTES_MAX} bytes without control characters"
+        )));
     }
     let job = resolve::resolve(&api, &id.0).await?;
     let request = ClientRequest::Publish { job, epoch: Epoch(epoch), uri: uri.clone() };

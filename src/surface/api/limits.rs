@@ -96,7 +96,10 @@ fn is_long(route: &str) -> bool {
 
 /// Around every route.
 pub(crate) async fn guard(State(api): State<Api>, request: Request, next: Next) -> Response {
-    let route = request.extensions().get::<MatchedPath>().map_or_else(|| "none".to_owned(), |m| m.as_str().to_owned());
+    let route = request
+        .extensions()
+        .get::<MatchedPath>()
+        .map_or_else(|| "none".to_owned(), |m| m.as_str().to_owned());
     let response = match admitted(&api, &route, request, next).await {
         Ok(response) => response,
         Err(error) => error.into_response(),

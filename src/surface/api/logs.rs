@@ -41,7 +41,9 @@ pub struct LogQuery {
 impl LogQuery {
     fn check(&self) -> ApiResult<()> {
         match self.tail {
-            Some(n) if n > TAIL_LINES_MAX => Err(ApiError::BadRequest(format!("tail: more than {TAIL_LINES_MAX}"))),
+            Some(n) if n > TAIL_LINES_MAX => {
+                Err(ApiError::BadRequest(format!("tail: more than {TAIL_LINES_MAX}")))
+            }
             _ => Ok(()),
         }
     }
@@ -82,7 +84,10 @@ pub async fn logs(State(api): State<Api>, id: Segment, Q(query): Q<LogQuery>) ->
 }
 
 async fn passed_on(
-    api: &Api, cluster: &PeerName, uri: String, permit: tokio::sync::OwnedSemaphorePermit,
+    api: &Api,
+    cluster: &PeerName,
+    uri: String,
+    permit: tokio::sync::OwnedSemaphorePermit,
 ) -> ApiResult<Response> {
     use futures::StreamExt;
     let request = ProxyRequest { method: "GET".into(), uri, body: Vec::new() };
@@ -114,7 +119,10 @@ fn listing(api: &Api, key: AttemptKey, query: &LogQuery) -> Option<BTreeMap<(u32
 }
 
 async fn stream_here(
-    api: &Api, key: AttemptKey, query: &LogQuery, permit: tokio::sync::OwnedSemaphorePermit,
+    api: &Api,
+    key: AttemptKey,
+    query: &LogQuery,
+    permit: tokio::sync::OwnedSemaphorePermit,
 ) -> ApiResult<Response> {
     let start = listing(api, key, query);
     if start.is_none() && !(query.follow && lives(api, key, false).await) {
@@ -123,7 +131,8 @@ async fn stream_here(
     }
     let mut reader = Reader::new(query.tail);
     reader.set(start.unwrap_or_default());
-    let state = Some(Streaming { api: api.clone(), key, query: query.clone(), reader, looks: 0, _permit: permit });
+    let state =
+        Some(Streaming { api: api.clone(), key, query: query.clone(), reader, looks: 0, _permit: permit });
     let body = futures::stream::unfold(state, |state| async move {
         let mut state = state?;
         let chunk = state.next().await?;

@@ -37,10 +37,15 @@ pub struct ClusterQuery {
 }
 
 /// `GET /v1/clusters/{name}`
-pub async fn cluster(State(api): State<Api>, name: Segment, Q(query): Q<ClusterQuery>) -> ApiResult<Response> {
+pub async fn cluster(
+    State(api): State<Api>,
+    name: Segment,
+    Q(query): Q<ClusterQuery>,
+) -> ApiResult<Response> {
     let name = name.peer()?;
     let view = api.handle.view();
-    let member = view.members.get(&name).ok_or_else(|| ApiError::NotFound(format!("cluster {name} in this mesh")))?;
+    let member =
+        view.members.get(&name).ok_or_else(|| ApiError::NotFound(format!("cluster {name} in this mesh")))?;
     Ok(if query.report {
         Json(seams::status_report(member)).into_response()
     } else {

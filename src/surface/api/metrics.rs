@@ -42,10 +42,16 @@ fn core_lines(out: &mut String, report: &InspectReport) {
     gauge(out, "starling_attempts", "Attempts at this cluster that are not closed.", report.attempts.len());
     gauge(out, "starling_claims", "Claims in this cluster's queue.", report.queue.len());
     if let Some(oldest) = report.contacts.iter().map(|(_, _, age)| *age).min() {
-        gauge(out, "starling_contact_age_seconds", "Age of the newest counted renewal.", oldest.as_secs_f64());
+        gauge(
+            out,
+            "starling_contact_age_seconds",
+            "Age of the newest counted renewal.",
+            oldest.as_secs_f64(),
+        );
     }
     for (counter, value) in &report.counters {
-        let plain: String = counter.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
+        let plain: String =
+            counter.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
         let name = format!("starling_core_{plain}_total");
         head(out, &name, "counter", "A counter of the core.");
         let _ = writeln!(out, "{name} {value}");

@@ -41,7 +41,8 @@ fn operation(route: &Route) -> Value {
     parameters.extend(route.query.iter().map(|(name, kind, meaning)| {
         json!({ "name": name, "in": "query", "description": meaning, "schema": { "type": kind } })
     }));
-    let good = if matches!(route.path, "/v1/jobs" | "/v1/tokens") && route.method == "POST" { "201" } else { "200" };
+    let good =
+        if matches!(route.path, "/v1/jobs" | "/v1/tokens") && route.method == "POST" { "201" } else { "200" };
     let mut operation = json!({
         "operationId": operation_id(route),
         "summary": route.summary,
@@ -89,7 +90,8 @@ fn variables(path: &str) -> impl Iterator<Item = &str> {
 }
 
 fn operation_id(route: &Route) -> String {
-    let words = route.path.split('/').filter(|p| !p.is_empty() && *p != "v1").map(|p| p.trim_matches(['{', '}']));
+    let words =
+        route.path.split('/').filter(|p| !p.is_empty() && *p != "v1").map(|p| p.trim_matches(['{', '}']));
     let path: Vec<String> = words.map(|w| w.replace('.', "_")).collect();
     format!("{}_{}", route.method.to_ascii_lowercase(), path.join("_"))
 }

@@ -30,7 +30,9 @@ fn allowed(method: &str, uri: &str) -> bool {
     let (path, query) = uri.split_once('?').unwrap_or((uri, ""));
     let same = |pattern: &str| {
         let mut parts = path.split('/');
-        pattern.split('/').all(|want| parts.next().is_some_and(|got| (want == "{}" && !got.is_empty()) || want == got))
+        pattern
+            .split('/')
+            .all(|want| parts.next().is_some_and(|got| (want == "{}" && !got.is_empty()) || want == got))
             && parts.next().is_none()
     };
     // `?cluster=` would pass it on again.
@@ -51,7 +53,9 @@ pub async fn serve_proxy(router: Router, request: ProxyRequest) -> ProxyResponse
     ProxyResponse {
         status: response.status().as_u16(),
         content_type: content_type.unwrap_or("application/octet-stream").to_owned(),
-        body: Box::pin(response.into_body().into_data_stream().map(|chunk| chunk.map_err(std::io::Error::other))),
+        body: Box::pin(
+            response.into_body().into_data_stream().map(|chunk| chunk.map_err(std::io::Error::other)),
+        ),
     }
 }
 

@@ -98,7 +98,10 @@ pub async fn list(api: &Api, filter: &JobFilter) -> ApiResult<JobList> {
     let mut answers = futures::stream::iter(asked)
         .map(|peer| async {
             let answer = tokio::time::timeout(PEER_ANSWERS_WITHIN, ask(api, &peer, "GET", uri.clone())).await;
-            let list = answer.ok().and_then(Result::ok).and_then(|bytes| serde_json::from_slice::<JobList>(&bytes).ok());
+            let list = answer
+                .ok()
+                .and_then(Result::ok)
+                .and_then(|bytes| serde_json::from_slice::<JobList>(&bytes).ok());
             (peer, list)
         })
         .buffer_unordered(ASKED_AT_ONCE);
@@ -141,10 +144,15 @@ pub fn states(text: &str) -> ApiResult<std::collections::BTreeSet<JobState>> {
 
 fn state(text: &str) -> ApiResult<JobState> {
     use JobState::*;
-    [Pending, Placed, Running, Succeeded, Failed, Cancelled].into_iter().find(|s| s.as_str() == text).ok_or_else(|| {
-        let text: String = text.chars().take(40).collect();
-        ApiError::BadRequest(format!("state: {text:?} is not pending, placed, running, succeeded, failed or cancelled"))
-    })
+    [Pending, Placed, Running, Succeeded, Failed, Cancelled]
+        .into_iter()
+        .find(|s| s.as_str() == text)
+        .ok_or_else(|| {
+            let text: String = text.chars().take(40).collect();
+            ApiError::BadRequest(format!(
+                "state: {text:?} is not pending, placed, running, succeeded, failed or cancelled"
+            ))
+        })
 }
 
 /// The job that an id or the start of one names.
@@ -154,7 +162,9 @@ pub async fn resolve(api: &Api, text: &str) -> ApiResult<JobId> {
         return Ok(id);
     }
     if text.len() > 32 || !text.bytes().all(|b| b.is_ascii_lowercase() || (b'2'..=b'7').contains(&b)) {
-        return Err(ApiError::BadRequest("id: not a job id (32 characters of a-z and 2-7) or the start of one".into()));
+        return Err(ApiError::BadRequest(
+            "id: not a job id (32 characters of a-z and 2-7) or the start of one".into(),
+        ));
     }
     if text.len() < PREFIX_MIN {
         return Err(ApiError::BadRequest(format!("id: give at least {PREFIX_MIN} characters")));

@@ -91,7 +91,9 @@ pub(crate) fn build(api: Api) -> Router {
         router = router.route(route.path, (route.handler)());
     }
     router
-        .method_not_allowed_fallback(|request: Request| async move { ApiError::Method(request.method().to_string()) })
+        .method_not_allowed_fallback(|request: Request| async move {
+            ApiError::Method(request.method().to_string())
+        })
         .fallback(|request: Request| async move {
             ApiError::NoRoute(request.uri().path().chars().take(120).collect())
         })

@@ -67,7 +67,8 @@ impl Reader {
 
     /// Takes what files there are now.
     pub fn set(&mut self, listing: BTreeMap<(u32, Source), Vec<PathBuf>>) {
-        self.ranks = listing.keys().map(|(rank, _)| rank).collect::<std::collections::BTreeSet<_>>().len() > 1;
+        self.ranks =
+            listing.keys().map(|(rank, _)| rank).collect::<std::collections::BTreeSet<_>>().len() > 1;
         for (key, parts) in listing {
             let tail = self.tail;
             self.open.entry(key).or_insert_with(|| Tailed::new(tail)).parts = parts;
