@@ -31,7 +31,7 @@ const RELAY_ROOM: usize = 1_024;
 /// A peer's endpoint: one socket, one link per peer. Cheap to clone.
 #[derive(Clone)]
 pub struct Net {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     address: SocketAddr,
 }
 
