@@ -179,7 +179,7 @@ async fn certificates_change_and_no_link_drops() {
     fn often(config: &mut NetConfig) {
         config.upkeep_every = Span::millis(50);
     }
-    let mesh = Mesh::living(often, Span::secs(4));
+    let mesh = Mesh::living(often, Span::secs(6));
     let a = mesh.peer("a", 1);
     let (identity, folder) = mesh.identity("b", false);
     let (late, late_folder) = mesh.identity("c", false);
