@@ -1,5 +1,6 @@
 //! Drives the core: clock, store, gossip, dispatch, tasks.
 
+pub mod driver;
 pub mod gossip;
 pub mod handle;
 pub mod store;
