@@ -1,16 +1,16 @@
 //! The document's top level.
 
 use super::keys::{FAMILIAR_JOB, JOB};
-use super::{ParsedSpec, later, parts};
+use super::{ParsedSpec, SpecDefaults, later, parts};
 use crate::base::Span;
 use crate::model::input::{Field, Fields, Mistakes, Value, words};
-use crate::model::spec::{CheckpointSpec, Communication, JobSpec, Run, limits};
+use crate::model::spec::{CheckpointSpec, Communication, JobSpec, OnLostContact, Run, Then, limits};
 
 /// Longest `max_runtime` and `grace`.
 pub const SPAN_MAX: Span = Span::secs(10 * 366 * 86_400);
 
 /// Reads a whole document. None, or notes in `m`, where something is wrong.
-pub fn read(root: Field, m: &mut Mistakes) -> Option<ParsedSpec> {
+pub fn read(root: Field, defaults: &SpecDefaults, m: &mut Mistakes) -> Option<ParsedSpec> {
     if !matches!(root.node.value, Value::Map(_)) {
         root.wrong(m, "must be a mapping of keys to values, such as `run: python train.py`");
         return None;
@@ -44,7 +44,8 @@ pub fn read(root: Field, m: &mut Mistakes) -> Option<ParsedSpec> {
     });
     let max_runtime = max_runtime(&mut fields, m);
     let retries = fields.take("retries", m).and_then(|f| f.whole32(m, 0..=limits::RETRIES_MAX));
-    let on_lost_contact = fields.take("on_lost_contact", m).and_then(|f| parts::lost_contact(f, m));
+    let contact = OnLostContact { grace: defaults.grace, then: Then::default() };
+    let on_lost_contact = fields.take("on_lost_contact", m).and_then(|f| parts::lost_contact(f, contact, m));
     let placement = fields.take("placement", m).and_then(|f| parts::placement(f, m));
     fields.finish(m, JOB, FAMILIAR_JOB);
 
@@ -63,7 +64,7 @@ pub fn read(root: Field, m: &mut Mistakes) -> Option<ParsedSpec> {
         communication: communication.unwrap_or_default(),
         max_runtime,
         retries: retries.unwrap_or(0),
-        on_lost_contact: on_lost_contact.unwrap_or_default(),
+        on_lost_contact: on_lost_contact.unwrap_or(contact),
         placement: placement.unwrap_or_default(),
         name: name.clone(),
     };
@@ -187,7 +188,7 @@ fn max_runtime(fields: &mut Fields, m: &mut Mistakes) -> Option<Span> {
         field.wrong(m, "says the same as max_runtime: keep one of them");
     }
     match (ours, seconds) {
-        (Some(field), _) => parts::span(field, m, Span::secs(1), SPAN_MAX),
+        (Some(field), _) => crate::model::input::fill::span(field, m, Span::secs(1), SPAN_MAX),
         (None, Some(field)) => field.whole(m, 1..=SPAN_MAX.0 / 1_000_000).map(Span::secs),
         (None, None) => None,
     }

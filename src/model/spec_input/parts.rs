@@ -8,27 +8,14 @@ use super::keys::{
     RESOURCES, SEED_GPU,
 };
 use super::later;
-use crate::base::{Bytes, MilliCpu, PeerName, Span};
+use crate::base::{MilliCpu, PeerName, Span};
 use crate::model::gpu;
+use crate::model::input::fill::{cpus, labels, memory, span, span_want};
 use crate::model::input::{Field, Fields, Mistakes, Value, words};
 use crate::model::spec::{CheckpointSpec, OnLostContact, PlacementSpec, Policy, Resources, Then, limits};
 
-/// Most CPU of one node: 10,000 cores.
-pub const CPU_MAX: MilliCpu = MilliCpu(10_000_000);
-/// Most memory of one node: 1 PiB.
-pub const MEMORY_MAX: Bytes = Bytes(1 << 50);
 /// Variables that the peer sets itself.
 const RESERVED: &[&str] = &["CHECKPOINT_PATH", "TRACEPARENT", "CUDA_VISIBLE_DEVICES"];
-
-/// A duration inside a range.
-pub fn span(field: Field, m: &mut Mistakes, low: Span, high: Span) -> Option<Span> {
-    let want = span_want(low, high);
-    field.read(m, &want, |t| t.parse::<Span>().ok().filter(|s| (low..=high).contains(s)))
-}
-
-fn span_want(low: Span, high: Span) -> String {
-    format!("{}, from {} to {}", words::DURATION, words::span_text(low), words::span_text(high))
-}
 
 /// What a job gets that asks for nothing.
 pub fn no_resources() -> Resources {
@@ -130,33 +117,6 @@ fn models(field: Field, m: &mut Mistakes) -> Vec<String> {
     out
 }
 
-/// Cores as a number, or text such as `500m`.
-pub fn cpus(field: Field, m: &mut Mistakes) -> Option<MilliCpu> {
-    let read = match &field.node.value {
-        Value::Int(_) | Value::Float(_) => field.node.spelling.parse::<MilliCpu>().ok(),
-        Value::Text(text) => text.parse().ok(),
-        _ => None,
-    };
-    let good = read.filter(|c| (MilliCpu(1)..=CPU_MAX).contains(c));
-    if good.is_none() {
-        field.wrong(m, "must be a number of cores such as 4, 0.5 or 500m, at most 10000");
-    }
-    good
-}
-
-/// A size with a unit.
-pub fn memory(field: Field, m: &mut Mistakes) -> Option<Bytes> {
-    let zero = matches!(field.node.value, Value::Int(0));
-    if zero {
-        return Some(Bytes(0));
-    }
-    let want = format!("{}, at most {MEMORY_MAX}", words::SIZE);
-    field.read(m, &want, |t| {
-        let unit = t.trim().ends_with(|c: char| c.is_ascii_alphabetic());
-        t.parse::<Bytes>().ok().filter(|b| unit && *b <= MEMORY_MAX)
-    })
-}
-
 /// `env`.
 pub fn env(field: Field, m: &mut Mistakes) -> BTreeMap<String, String> {
     let mut out = BTreeMap::new();
@@ -240,8 +200,7 @@ pub fn checkpoint(field: Field, m: &mut Mistakes) -> Option<CheckpointSpec> {
 }
 
 /// `on_lost_contact`.
-pub fn lost_contact(field: Field, m: &mut Mistakes) -> Option<OnLostContact> {
-    let mut out = OnLostContact::default();
+pub fn lost_contact(field: Field, mut out: OnLostContact, m: &mut Mistakes) -> Option<OnLostContact> {
     let mut fields = Fields::of(field, m)?;
     if let Some(field) = fields.take("grace", m) {
         if matches!(&field.node.value, Value::Text(t) if t == "never") {
@@ -297,6 +256,7 @@ pub fn placement(field: Field, m: &mut Mistakes) -> Option<PlacementSpec> {
     fields.finish(m, PLACEMENT, FAMILIAR_PLACEMENT);
     Some(out)
 }
+<<<<<<< HEAD
 
 /// Labels: key and value, both of a small alphabet.
 pub fn labels(field: Field, m: &mut Mistakes) -> BTreeMap<String, String> {
@@ -312,3 +272,5 @@ pub fn labels(field: Field, m: &mut Mistakes) -> BTreeMap<String, String> {
     }
     out
 }
+=======
+>>>>>>> model

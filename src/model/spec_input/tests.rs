@@ -46,6 +46,17 @@ fn the_smallest_job_has_every_default() {
 }
 
 #[test]
+fn a_peer_may_have_its_own_grace() {
+    let defaults = SpecDefaults { grace: Some(Span::secs(9)) };
+    let grace =
+        |text: &str| parse_spec_with(text.as_bytes(), &defaults).expect("good").spec.on_lost_contact.grace;
+    assert_eq!(grace("run: x"), Some(Span::secs(9)));
+    assert_eq!(grace("run: x\non_lost_contact: {then: fail}"), Some(Span::secs(9)));
+    assert_eq!(grace("run: x\non_lost_contact: {grace: 1m}"), Some(Span::secs(60)));
+    assert_eq!(grace("run: x\non_lost_contact: {grace: never}"), None);
+}
+
+#[test]
 fn a_full_job_reads() {
     let spec = good(
         r#"
@@ -262,7 +273,7 @@ fn garbage_has_a_typed_answer() {
         "a: b: c",
         "run: x\n---\nrun: y",
         "run: *nowhere",
-        "{\"run\": }",
+        "{\"run\" \"x\"}",
         "!!binary x: y",
     ] {
         let got = parse_spec(text.as_bytes());
