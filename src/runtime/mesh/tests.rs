@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use super::*;
 use crate::base::{Span, StoreId, WallTime};
-use crate::model::report::{BuildReport, Liveness, QueueReport};
+use crate::model::report::{BuildReport, HealthReport, Liveness, QueueReport};
 use crate::runtime::members::{Candidate, MemoryKv};
 use crate::runtime::tokens::{IssuerParts, JoinError, Joiner, TokenBook, TokenIssuer, join};
 use crate::transport::{Identity, Incoming, NetConfig};
@@ -42,7 +42,7 @@ fn clocks() -> NowFn {
     })
 }
 
-fn net_config(of: &PeerName) -> NetConfig {
+fn net_config(of: &PeerName, boot: u64) -> NetConfig {
     let ms = Span::millis;
     NetConfig {
         idle_timeout: ms(3_000),
@@ -52,7 +52,7 @@ fn net_config(of: &PeerName) -> NetConfig {
         backoff_max: ms(500),
         linger: ms(300),
         probe_every: Span::ZERO,
-        ..NetConfig::new(loopback(), store(of), 1)
+        ..NetConfig::new(loopback(), store(of), boot)
     }
 }
 
@@ -72,7 +72,7 @@ impl Node {
             can_admit: true,
         };
         members.admit(me, &*identity).expect("the first of its mesh");
-        Self::run(folder, identity, members)
+        Self::run(folder, identity, members, 1)
     }
 
     async fn join(text: &str, at: &Node, token: &str) -> Result<Self, JoinError> {
@@ -92,17 +92,17 @@ impl Node {
         let members =
             Arc::new(Members::load(Arc::new(MemoryKv::default()), identity.ca_public()).expect("empty"));
         members.offer(joined.lines).expect("a store");
-        Ok(Self::run(folder, identity, members))
+        Ok(Self::run(folder, identity, members, 1))
     }
 
-    fn run(folder: tempfile::TempDir, identity: Arc<Identity>, members: Arc<Members>) -> Self {
+    fn run(folder: tempfile::TempDir, identity: Arc<Identity>, members: Arc<Members>, boot: u64) -> Self {
         let name = identity.name().clone();
         let roster = Roster::new(members.clone());
-        let bound = Net::bind(net_config(&name), identity.clone(), roster.clone(), roster.clone());
+        let bound = Net::bind(net_config(&name, boot), identity.clone(), roster.clone(), roster.clone());
         let (net, mut incoming) = bound.expect("a free port");
         members.readdress(&name, vec![net.local_addr().to_string()], &*identity).expect("own line");
         let now = clocks();
-        let mut gossip = GossipConfig::new(identity.mesh(), name.clone(), 1, name.as_str().len() as u64);
+        let mut gossip = GossipConfig::new(identity.mesh(), name.clone(), boot, name.as_str().len() as u64);
         (gossip.fast, gossip.slow) = (Duration::from_millis(100), Duration::from_millis(400));
         let rules = Rules { suspect_after: Span::millis(500), lost_after: Span::secs(4) };
         let config = MeshConfig { rules, links_every: Duration::from_millis(500), ..MeshConfig::new(gossip) };
@@ -146,13 +146,20 @@ impl Node {
         }
     }
 
+    /// Starts again on the same disk, as the next boot, at another port.
+    async fn restart(self, boot: u64) -> Self {
+        let (identity, members) = (self.identity.clone(), self.mesh.members().clone());
+        let folder = self.stop().await;
+        Self::run(folder, identity, members, boot)
+    }
+
     /// Ends every task of the node within a bound.
-    async fn stop(self) {
+    async fn stop(self) -> tempfile::TempDir {
         self.cancel.cancel();
         self.net.shutdown(Span::millis(200)).await;
         self.tracker.close();
         tokio::time::timeout(LONG, self.tracker.wait()).await.expect("every task ends");
-        drop(self.folder);
+        self.folder
     }
 }
 
@@ -317,6 +324,27 @@ async fn a_removed_member_is_cut_off_also_by_those_who_hear_of_it_later() {
         })
         .await;
     again.stop().await;
+    for node in nodes {
+        node.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restarted_peer_is_found_at_its_new_address_with_its_new_reports() {
+    let mut nodes = mesh_of(3).await;
+    for boot in 2..5 {
+        let node = nodes.remove(1).restart(boot).await;
+        let health = HealthReport { boot, ..HealthReport::default() };
+        node.mesh.publish(Facet::Health(health)).expect("sane");
+        nodes.insert(1, node);
+        for node in &nodes {
+            node.until("the new life", |v| {
+                let health = v.members[&name("n1")].report.as_ref().and_then(|r| r.health.as_ref());
+                all_alive(v, 3) && health.is_some_and(|h| h.boot == boot)
+            })
+            .await;
+        }
+    }
     for node in nodes {
         node.stop().await;
     }
