@@ -67,7 +67,7 @@ async fn call(shared: &Arc<Shared>, due: &Due, slots: Arc<Semaphore>) -> Option<
 }
 
 /// Doubles with every failure, and differs between peers so that they do not call in step.
-fn pause(shared: &Shared, failures: u32) -> Duration {
+pub(super) fn pause(shared: &Shared, failures: u32) -> Duration {
     let (min, max) = (shared.config.backoff_min, shared.config.backoff_max);
     let doubled = min.scale(1 << failures.saturating_sub(1).min(20), 1).min(max);
     doubled.scale(750 + lock(&shared.rng).below(500), 1_000).to_std()

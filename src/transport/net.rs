@@ -31,7 +31,7 @@ const RELAY_ROOM: usize = 1_024;
 /// A peer's endpoint: one socket, one link per peer. Cheap to clone.
 #[derive(Clone)]
 pub struct Net {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     address: SocketAddr,
 }
 
@@ -180,7 +180,7 @@ impl Net {
         self.shared.pool.watch()
     }
 
-    /// Members that another peer says it reaches, among those without a direct link.
+    /// Linked peers that say that they reach this one.
     pub fn reached_through(&self, to: &PeerName) -> Vec<PeerName> {
         self.shared.pool.relays_to(to).iter().map(|link| link.peer.clone()).collect()
     }

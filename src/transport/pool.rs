@@ -11,7 +11,11 @@ use tokio::time::Instant;
 use super::link::Link;
 use super::meter::Meter;
 use super::shared::lock;
-use crate::base::PeerName;
+use super::wire::Hello;
+use crate::base::{PeerName, StoreId};
+
+/// A link that ends earlier was none.
+const LIVED_MIN: Duration = Duration::from_secs(5);
 
 /// Set of names, shared.
 pub(super) type Names = Arc<BTreeSet<PeerName>>;
@@ -31,6 +35,21 @@ struct Dial {
     failures: u32,
     not_before: Option<Instant>,
     trouble: Option<String>,
+}
+
+impl Slot {
+    /// Why a start of the peer may not have a link beside the ones that it has.
+    fn refuses(&self, peer: &PeerName, boot: u64, store: &StoreId) -> Result<(), String> {
+        for other in self.links.iter().filter(|other| other.alive()) {
+            if other.boot > boot {
+                return Err(format!("{peer} has started again since (boot {})", other.boot));
+            }
+            if other.boot == boot && other.store != *store {
+                return Err(format!("{peer} is linked already with disk {}", other.store));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// What follows from taking a link.
@@ -154,14 +173,7 @@ impl Pool {
     pub fn add(&self, link: &Arc<Link>, young: Duration) -> Result<Taken, String> {
         let mut slots = lock(&self.slots);
         let slot = slots.entry(link.peer.clone()).or_default();
-        for other in slot.links.iter().filter(|other| other.alive()) {
-            if other.boot > link.boot {
-                return Err(format!("{} has started again since (boot {})", link.peer, other.boot));
-            }
-            if other.boot == link.boot && other.store != link.store {
-                return Err(format!("{} is linked already with disk {}", link.peer, other.store));
-            }
-        }
+        slot.refuses(&link.peer, link.boot, &link.store)?;
         let mut taken = Taken::default();
         let (kept, outdated) = slot.links.drain(..).partition(|other| other.boot == link.boot);
         (slot.links, taken.outdated) = (kept, outdated);
@@ -177,18 +189,36 @@ impl Pool {
             taken.loser = first.cloned();
             slot.links.insert(0, link.clone());
         }
-        slot.dial = Dial { busy: slot.dial.busy, ..Dial::default() };
+        slot.dial.trouble = None;
         self.publish(&slots);
         Ok(taken)
     }
 
-    /// Forgets a link that ended.
-    pub fn remove(&self, link: &Arc<Link>, stagger: Duration) {
+    /// Whether the links that stand leave room for one of this start of a peer; asked before it is
+    /// welcomed, so that it hears the reason.
+    pub fn refuses(&self, hello: &Hello) -> Result<(), String> {
+        let slots = lock(&self.slots);
+        slots.get(&hello.name).map_or(Ok(()), |slot| slot.refuses(&hello.name, hello.boot, &hello.store))
+    }
+
+    /// Forgets a link that ended. One that did not live long counts as a failed dial, so that two peers
+    /// that do not get on do not call each other without a pause.
+    pub fn remove(
+        &self,
+        link: &Arc<Link>,
+        why: Option<String>,
+        stagger: Duration,
+        pause: impl FnOnce(u32) -> Duration,
+    ) {
         let mut slots = lock(&self.slots);
         if let Some(slot) = slots.get_mut(&link.peer) {
             slot.links.retain(|other| !Arc::ptr_eq(other, link));
             if slot.links.is_empty() {
-                slot.dial.not_before = self.first_dial(&link.peer, stagger);
+                let short = link.since.elapsed() < LIVED_MIN;
+                slot.dial.failures = if short { slot.dial.failures.saturating_add(1) } else { 0 };
+                let paused = short.then(|| Instant::now() + pause(slot.dial.failures));
+                slot.dial.not_before = paused.max(self.first_dial(&link.peer, stagger));
+                slot.dial.trouble = why;
             }
         }
         self.publish(&slots);

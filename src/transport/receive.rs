@@ -15,7 +15,7 @@ use super::inbox::Room;
 use super::link::{Link, close};
 use super::shared::{Shared, lock};
 use super::wire::{self, CONTROL_BYTES_MAX, Control, FrameError};
-use super::{flash, meter, relay};
+use super::{dial, flash, meter, relay};
 use crate::base::PeerName;
 use crate::core::message::Message;
 
@@ -53,9 +53,10 @@ pub(super) async fn run(shared: Arc<Shared>, link: Arc<Link>, control: RecvStrea
     }
     let why = link.connection.close_reason().map(|reason| reason.to_string());
     link.close(close::DONE, "");
-    shared.pool.remove(&link, shared.config.dial_stagger.to_std());
-    shared.counters.links_down.add(1);
     info!(peer = %link.peer, why, "link down");
+    let stagger = shared.config.dial_stagger.to_std();
+    shared.pool.remove(&link, why, stagger, |failures| dial::pause(&shared, failures));
+    shared.counters.links_down.add(1);
 }
 
 /// Ends with the link; what the other side does wrong costs it the link.

@@ -150,7 +150,8 @@ impl Shared {
         if self.pool.blocked(&hello.name) {
             return Err("blocked for a test".into());
         }
-        self.admission.admitted(&hello.name, &hello.store)
+        self.admission.admitted(&hello.name, &hello.store)?;
+        self.pool.refuses(hello)
     }
 
     /// Takes a new link into the pool and starts its tasks.
