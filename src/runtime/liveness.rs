@@ -113,20 +113,43 @@ mod tests {
             ("linked", Evidence { connected: true, ..heard(0) }, Alive),
             ("linked, although gossip is slow", Evidence { connected: true, ..heard(60_000) }, Alive),
             ("no link, but gossip hears it", gossiped(800), Alive),
-            ("the link broke, gossip still hears it", Evidence { disconnected_at: Some(at(1)), ..gossiped(800) }, Alive),
-            ("the link broke and it is silent", Evidence { disconnected_at: Some(at(1)), ..gossiped(1_600) }, Suspect),
+            (
+                "the link broke, gossip still hears it",
+                Evidence { disconnected_at: Some(at(1)), ..gossiped(800) },
+                Alive,
+            ),
+            (
+                "the link broke and it is silent",
+                Evidence { disconnected_at: Some(at(1)), ..gossiped(1_600) },
+                Suspect,
+            ),
             ("never linked, phi goes", Evidence { phi_alive: Some(false), ..heard(4_000) }, Suspect),
             ("another one suspects it", Evidence { suspected_at: Some(at(NOW)), ..gossiped(500) }, Suspect),
-            ("heard after the suspicion", Evidence { suspected_at: Some(at(NOW - 700)), ..gossiped(500) }, Alive),
-            ("suspected, but linked here", Evidence { suspected_at: Some(at(NOW)), connected: true, ..heard(5) }, Alive),
+            (
+                "heard after the suspicion",
+                Evidence { suspected_at: Some(at(NOW - 700)), ..gossiped(500) },
+                Alive,
+            ),
+            (
+                "suspected, but linked here",
+                Evidence { suspected_at: Some(at(NOW)), connected: true, ..heard(5) },
+                Alive,
+            ),
             ("silent for long", Evidence { phi_alive: Some(false), ..heard(10_000) }, Lost),
             ("silent for long, others see it", Evidence { seen_by_others: 1, ..heard(60_000) }, Suspect),
             ("never heard, just started", heard(0), Suspect),
             ("never heard for long", heard(20_000), Lost),
-            ("it said goodbye, its link still stands", Evidence { left: true, connected: true, ..gossiped(0) }, Lost),
+            (
+                "it said goodbye, its link still stands",
+                Evidence { left: true, connected: true, ..gossiped(0) },
+                Lost,
+            ),
         ];
         for (what, evidence, wanted) in cases {
-            let all = BTreeMap::from([(name("x"), evidence), (name("ok"), Evidence { connected: true, ..heard(0) })]);
+            let all = BTreeMap::from([
+                (name("x"), evidence),
+                (name("ok"), Evidence { connected: true, ..heard(0) }),
+            ]);
             let verdict = judge(at(NOW), &all, &Rules::default());
             assert_eq!(verdict.liveness[&name("x")], wanted, "{what}");
             assert!(!verdict.isolated, "{what}");
@@ -143,7 +166,11 @@ mod tests {
         let mut one_left = all.clone();
         one_left.insert(name("c"), Evidence { left: true, ..silent });
         let verdict = judge(at(NOW), &one_left, &Rules::default());
-        assert_eq!((verdict.isolated, verdict.liveness[&name("c")]), (true, Lost), "what said goodbye is gone");
+        assert_eq!(
+            (verdict.isolated, verdict.liveness[&name("c")]),
+            (true, Lost),
+            "what said goodbye is gone"
+        );
         let mut healed = all;
         healed.insert(name("b"), gossiped(100));
         let verdict = judge(at(NOW), &healed, &Rules::default());

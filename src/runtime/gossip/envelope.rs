@@ -249,8 +249,15 @@ mod tests {
     #[test]
     fn what_is_written_is_what_the_real_reader_reads() {
         let write = |version| KeyWrite { key: "queue".into(), value: "v".repeat(9_000), version, status: 0 };
-        let node = |n| NodeDelta { id: id(n), gc: 0, from: 3, writes: vec![write(4), write(9)], bare_version: false };
-        let digest: Vec<_> = (1..50).map(|n| DigestEntry { id: id(n), heartbeat: n, gc: 0, version: n }).collect();
+        let node = |n| NodeDelta {
+            id: id(n),
+            gc: 0,
+            from: 3,
+            writes: vec![write(4), write(9)],
+            bare_version: false,
+        };
+        let digest: Vec<_> =
+            (1..50).map(|n| DigestEntry { id: id(n), heartbeat: n, gc: 0, version: n }).collect();
         let delta: Vec<_> = (1..20).map(node).collect();
         for envelope in [
             Envelope::Syn("mesh".into(), digest.clone()),

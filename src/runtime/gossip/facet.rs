@@ -11,7 +11,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::base::{MeshId, PeerName, WallTime};
-use crate::model::report::{BuildReport, CapacityReport, ContactReport, HealthReport, LinkSample, QueueReport};
+use crate::model::report::{
+    BuildReport, CapacityReport, ContactReport, HealthReport, LinkSample, QueueReport,
+};
 use crate::transport::PublicKey;
 use crate::transport::keys::SIGNATURE_BYTES;
 
@@ -118,14 +120,8 @@ impl Facet {
             _ => match key.strip_prefix("links.").and_then(|n| n.parse::<usize>().ok()) {
                 Some(page) if page < LINK_PAGES_MAX => {
                     let tuples: Vec<LinkTuple> = parse(key, text)?;
-                    let sample = |(to, rtt_us, loss_ppm, bandwidth_bps, bandwidth_at, at, direct)| LinkSample {
-                        to,
-                        rtt_us,
-                        loss_ppm,
-                        bandwidth_bps,
-                        bandwidth_at,
-                        at,
-                        direct,
+                    let sample = |(to, rtt_us, loss_ppm, bandwidth_bps, bandwidth_at, at, direct)| {
+                        LinkSample { to, rtt_us, loss_ppm, bandwidth_bps, bandwidth_at, at, direct }
                     };
                     Self::LinksPage(page, tuples.into_iter().map(sample).collect())
                 }
@@ -254,7 +250,9 @@ fn link_pages(links: &[LinkSample]) -> Result<Vec<(String, String)>, FacetError>
 pub fn key_is_sane(key: &str) -> bool {
     key.len() <= KEY_BYTES_MAX
         && key.starts_with(|c: char| c.is_ascii_lowercase())
-        && key.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'.' | b'_' | b'-'))
+        && key
+            .bytes()
+            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'.' | b'_' | b'-'))
 }
 
 /// Where a value lands; all of it is signed.
@@ -370,7 +368,8 @@ mod tests {
         };
         let links: Vec<_> = (0..1000).map(link).collect();
         let mut back = Vec::new();
-        for (i, (key, text)) in Facet::Links(links.clone()).write().expect("it fits").into_iter().enumerate() {
+        for (i, (key, text)) in Facet::Links(links.clone()).write().expect("it fits").into_iter().enumerate()
+        {
             match Facet::read(&key, &text).expect("readable") {
                 Facet::LinksPage(page, samples) if page == i => back.extend(samples),
                 other => panic!("{other:?}"),

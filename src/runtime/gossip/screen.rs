@@ -151,7 +151,13 @@ impl Screen {
         name.filter(|_| sane)
     }
 
-    fn keep_delta(&mut self, node: &mut NodeDelta, list: &MemberList, own: &ChitchatId, news: &mut Vec<Heard>) -> bool {
+    fn keep_delta(
+        &mut self,
+        node: &mut NodeDelta,
+        list: &MemberList,
+        own: &ChitchatId,
+        news: &mut Vec<Heard>,
+    ) -> bool {
         let Some(name) = self.named(&node.id, list) else { return false };
         let Some(key) = list.member(&name).map(|e| e.public_key) else { return false };
         if node.gc != 0 || node.bare_version {
@@ -171,8 +177,12 @@ impl Screen {
                 key: &write.key,
                 version: write.version,
             };
-            let form = write.status == 0 && write.value.len() <= VALUE_BYTES_MAX + 86 && key_is_sane(&write.key);
-            if !form || write.version >= COUNTER_MAX || !self.verify(&name, &place, &write.value, &key, own, news) {
+            let form =
+                write.status == 0 && write.value.len() <= VALUE_BYTES_MAX + 86 && key_is_sane(&write.key);
+            if !form
+                || write.version >= COUNTER_MAX
+                || !self.verify(&name, &place, &write.value, &key, own, news)
+            {
                 self.dropped.forged += 1;
                 break;
             }
@@ -242,7 +252,11 @@ impl Screen {
                 return true;
             }
             let Some(name) = self.named(&entry.id, list) else { return false };
-            if name == self.me || entry.heartbeat >= COUNTER_MAX || entry.version >= COUNTER_MAX || entry.gc != 0 {
+            if name == self.me
+                || entry.heartbeat >= COUNTER_MAX
+                || entry.version >= COUNTER_MAX
+                || entry.gc != 0
+            {
                 self.dropped.stale += 1;
                 return false;
             }

@@ -50,7 +50,13 @@ impl Mesh {
         let place = Place { mesh: MESH, name, generation, key, version };
         KeyWrite { key: key.into(), value: place.seal(text, &self.keys[name]), version, status: 0 }
     }
-    fn clean(&self, screen: &mut Screen, from: &str, held: &Held, envelope: &Envelope) -> (Envelope, Vec<Heard>) {
+    fn clean(
+        &self,
+        screen: &mut Screen,
+        from: &str,
+        held: &Held,
+        envelope: &Envelope,
+    ) -> (Envelope, Vec<Heard>) {
         let from = peer(from);
         let (bytes, news) =
             screen.clean(Some(&from), &envelope.write(), &self.list, &id("a", 1), held).expect("a message");
@@ -69,7 +75,9 @@ fn deltas(envelope: Envelope) -> Vec<NodeDelta> {
 }
 fn ids(envelope: &Envelope) -> Vec<ChitchatId> {
     match envelope {
-        Envelope::Syn(_, digest) | Envelope::SynAck(digest, _) => digest.iter().map(|e| e.id.clone()).collect(),
+        Envelope::Syn(_, digest) | Envelope::SynAck(digest, _) => {
+            digest.iter().map(|e| e.id.clone()).collect()
+        }
         other => panic!("{other:?}"),
     }
 }
@@ -129,7 +137,10 @@ fn absurd_figures_keep_their_version_but_are_not_believed() {
 fn nobody_writes_our_own_keys_and_a_reused_generation_shows() {
     let mesh = mesh(&["a", "b"]);
     let mut screen = Screen::new(MESH, peer("a"));
-    let stolen = KeyWrite { value: mesh.write("b", 1, "queue", 9, "{}").value, ..mesh.write("a", 1, "queue", 9, "{}") };
+    let stolen = KeyWrite {
+        value: mesh.write("b", 1, "queue", 9, "{}").value,
+        ..mesh.write("a", 1, "queue", 9, "{}")
+    };
     let message = Envelope::Ack(vec![delta(id("a", 1), vec![stolen])]);
     assert!(deltas(mesh.clean(&mut screen, "b", &Held::new(), &message).0).is_empty());
     assert!(!screen.generation_reused);
@@ -159,14 +170,18 @@ fn incarnations_need_proof_and_dead_ones_do_not_come_back() {
     // A facet proves 7; then an invented 8 and the dead 6 are cut, 7 passes from anybody.
     let proof = Envelope::Ack(vec![delta(id("b", 7), vec![mesh.write("b", 7, "build", 1, BUILD)])]);
     mesh.clean(&mut screen, "c", &Held::new(), &proof);
-    let (clean, _) = mesh.clean(&mut screen, "c", &Held::new(), &syn(vec![entry("b", 6), entry("b", 7), entry("b", 8)]));
+    let (clean, _) =
+        mesh.clean(&mut screen, "c", &Held::new(), &syn(vec![entry("b", 6), entry("b", 7), entry("b", 8)]));
     assert_eq!(ids(&clean), vec![id("b", 7)]);
     // Held from before its death: answered as complete, so that chitchat does not serve it first.
     let held = Held::from([(id("b", 6), 40), (id("b", 7), 1)]);
     let (clean, _) = mesh.clean(&mut screen, "c", &held, &syn(vec![entry("b", 7)]));
     match clean {
         Envelope::Syn(_, digest) => {
-            assert_eq!(digest.iter().map(|e| (e.id.generation_id, e.version)).collect::<Vec<_>>(), [(7, 3), (6, 40)]);
+            assert_eq!(
+                digest.iter().map(|e| (e.id.generation_id, e.version)).collect::<Vec<_>>(),
+                [(7, 3), (6, 40)]
+            );
         }
         other => panic!("{other:?}"),
     }

@@ -90,7 +90,8 @@ impl Pace {
             return verdict;
         }
         // A tick a little early must not be put off by a whole one.
-        let due = state.sent.is_none_or(|sent| now.saturating_duration_since(sent) + self.fast / 4 >= interval);
+        let due =
+            state.sent.is_none_or(|sent| now.saturating_duration_since(sent) + self.fast / 4 >= interval);
         state.burst = Some((now, due));
         if due {
             state.sent = Some(now);
@@ -180,7 +181,8 @@ mod tests {
         let ms = Duration::from_millis;
         let pace = Pace::new(ms(250), ms(1000));
         let start = Instant::now();
-        let rounds = |from: u64, to: u64| (from / 250..to / 250).filter(|t| pace.allows(start + ms(t * 250))).count();
+        let rounds =
+            |from: u64, to: u64| (from / 250..to / 250).filter(|t| pace.allows(start + ms(t * 250))).count();
         let (busy, quiet) = (rounds(0, 1000), rounds(10_000, 20_000));
         assert_eq!(busy, 4, "every tick of the first second");
         assert_eq!(quiet, 10, "once a second later on");

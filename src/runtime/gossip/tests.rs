@@ -166,9 +166,9 @@ async fn a_restart_storm_leaves_one_incarnation_of_each_in_sight() {
         p.until_sight("all alive", |s| s.values().filter(|s| s.phi_alive).count() == 4).await;
     }
     for boot in 2..8 {
-        for n in 1..5 {
-            mesh.kill(n, &peers[n]);
-            peers[n] = mesh.boot(n, boot);
+        for (n, old) in peers.iter_mut().enumerate().skip(1) {
+            mesh.kill(n, old);
+            *old = mesh.boot(n, boot);
         }
         // Everybody hears at least the witness of this round before the next crash.
         peers[0].until_build(1..5, &format!("boot {boot}")).await;

@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::MembersError;
 use crate::base::{PeerName, StoreId};
-use crate::transport::keys::{PublicKey, SIGNATURE_BYTES, SecretKey};
 use crate::transport::Identity;
+use crate::transport::keys::{PublicKey, SIGNATURE_BYTES, SecretKey};
 
 /// Signs with the mesh's CA key, if it is here.
 pub trait CaSigner: Send + Sync {
@@ -123,7 +123,8 @@ impl SignedEntry {
         let malformed = |e: &dyn std::fmt::Display| MembersError::Malformed(e.to_string());
         let entry: Entry = serde_json::from_str(&self.body).map_err(|e| malformed(&e))?;
         entry.check()?;
-        let signature = data_encoding::HEXLOWER.decode(self.signature.as_bytes()).map_err(|e| malformed(&e))?;
+        let signature =
+            data_encoding::HEXLOWER.decode(self.signature.as_bytes()).map_err(|e| malformed(&e))?;
         if !ca.verify_bytes(CONTEXT, self.body.as_bytes(), &signature) {
             return Err(MembersError::BadSignature(entry.name));
         }

@@ -118,7 +118,14 @@ mod tests {
         SecretKey::generate().expect("random")
     }
 
-    fn line(key: &SecretKey, name: u8, generation: u64, removed: bool, revision: u64, salt: u8) -> SignedEntry {
+    fn line(
+        key: &SecretKey,
+        name: u8,
+        generation: u64,
+        removed: bool,
+        revision: u64,
+        salt: u8,
+    ) -> SignedEntry {
         let entry = Entry {
             name: PeerName::new(&format!("peer-{name}")).expect("a label"),
             generation,
@@ -199,7 +206,8 @@ mod tests {
         let key = fresh_key();
         let text = serde_json::to_string(&line(&key, 1, 1, true, 0, 0)).expect("json");
         let forged: SignedEntry =
-            serde_json::from_str(&text.replace("\\\"removed\\\":true", "\\\"removed\\\":false")).expect("json");
+            serde_json::from_str(&text.replace("\\\"removed\\\":true", "\\\"removed\\\":false"))
+                .expect("json");
         assert_ne!(forged.body(), line(&key, 1, 1, true, 0, 0).body());
         assert!(matches!(forged.verified(&key.public()), Err(super::super::MembersError::BadSignature(_))));
     }

@@ -37,7 +37,9 @@ pub enum MembersError {
     #[error("the member list holds its limit of {0} names, removed ones included: nothing was added")]
     Full(usize),
     /// Gossip could not carry one more.
-    #[error("the names of all members take {0} of {1} bytes that a gossip digest may have: nothing was added")]
+    #[error(
+        "the names of all members take {0} of {1} bytes that a gossip digest may have: nothing was added"
+    )]
     DigestFull(usize, usize),
     /// The text is not a signed entry.
     #[error("not a member entry: {0}")]

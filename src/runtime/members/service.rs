@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::watch;
 
+use super::MembersError;
 use super::entry::{CaSigner, Entry, SignedEntry};
 use super::kv::DurableKv;
 use super::list::{MEMBERS_MAX, MemberList, Merge};
-use super::MembersError;
 use crate::base::{PeerName, StoreId};
 use crate::transport::PublicKey;
 
@@ -65,10 +65,13 @@ impl Members {
     pub fn load(kv: Arc<dyn DurableKv>, ca: PublicKey) -> Result<Self, MembersError> {
         let mut list = MemberList::default();
         for (key, value) in kv.scan(PREFIX)? {
-            let line = serde_json::from_slice::<SignedEntry>(&value).map_err(|e| MembersError::Malformed(e.to_string()));
+            let line = serde_json::from_slice::<SignedEntry>(&value)
+                .map_err(|e| MembersError::Malformed(e.to_string()));
             match line.and_then(|line| line.verified(&ca)) {
                 Ok(line) => drop(list.merge(line)),
-                Err(e) => tracing::error!(key = %String::from_utf8_lossy(&key), "member line on disk left out: {e}"),
+                Err(e) => {
+                    tracing::error!(key = %String::from_utf8_lossy(&key), "member line on disk left out: {e}")
+                }
             }
         }
         Ok(Self { ca, kv, change: Mutex::new(()), list: watch::Sender::new(Arc::new(list)) })
@@ -114,15 +117,25 @@ impl Members {
         }
         let generation = list.entry(&wanted.name).map_or(0, |e| e.generation) + 1;
         let Candidate { name, store, addresses, public_key, witness, can_admit } = wanted;
-        let entry =
-            Entry { name, generation, removed: false, revision: 0, store, addresses, public_key, witness, can_admit };
+        let entry = Entry {
+            name,
+            generation,
+            removed: false,
+            revision: 0,
+            store,
+            addresses,
+            public_key,
+            witness,
+            can_admit,
+        };
         self.sign_and_keep(entry, ca)
     }
 
     /// Takes a member off the list. Its name may be admitted again later, with a new generation.
     pub fn remove(&self, name: &PeerName, ca: &dyn CaSigner) -> Result<SignedEntry, MembersError> {
         let _alone = self.change.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut entry = self.list().member(name).cloned().ok_or_else(|| MembersError::NoSuchMember(name.clone()))?;
+        let mut entry =
+            self.list().member(name).cloned().ok_or_else(|| MembersError::NoSuchMember(name.clone()))?;
         entry.generation += 1;
         entry.removed = true;
         self.sign_and_keep(entry, ca)
@@ -136,7 +149,8 @@ impl Members {
         ca: &dyn CaSigner,
     ) -> Result<Option<SignedEntry>, MembersError> {
         let _alone = self.change.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut entry = self.list().member(name).cloned().ok_or_else(|| MembersError::NoSuchMember(name.clone()))?;
+        let mut entry =
+            self.list().member(name).cloned().ok_or_else(|| MembersError::NoSuchMember(name.clone()))?;
         if entry.addresses == addresses {
             return Ok(None);
         }
@@ -238,8 +252,15 @@ pub(crate) mod tests {
         members.remove(&name, &ca).expect("a member");
         assert!(members.list().member(&name).is_none());
         assert!(matches!(members.remove(&name, &ca), Err(MembersError::NoSuchMember(_))));
-        assert_eq!(members.offer(vec![old]).expect("a store"), Offer::default(), "older lines change nothing");
-        assert!(members.readdress(&name, vec!["h:1".into()], &ca).is_err(), "a removed member writes nothing");
+        assert_eq!(
+            members.offer(vec![old]).expect("a store"),
+            Offer::default(),
+            "older lines change nothing"
+        );
+        assert!(
+            members.readdress(&name, vec!["h:1".into()], &ca).is_err(),
+            "a removed member writes nothing"
+        );
         members.admit(candidate("a", 2), &ca).expect("the name is free again");
         assert_eq!(members.list().member(&name).map(|e| e.generation), Some(3));
     }

@@ -50,7 +50,9 @@ impl Frame {
     pub fn read(mut bytes: Bytes) -> Option<Self> {
         match *bytes.first()? {
             GOSSIP => Some(Self::Gossip(bytes.split_off(1))),
-            EXCHANGE if bytes.len() <= BYTES_MAX => serde_json::from_slice(&bytes[1..]).ok().map(Self::Exchange),
+            EXCHANGE if bytes.len() <= BYTES_MAX => {
+                serde_json::from_slice(&bytes[1..]).ok().map(Self::Exchange)
+            }
             _ => None,
         }
     }
@@ -132,7 +134,9 @@ mod tests {
         loop {
             let bytes = Exchange::page(&list, after.as_ref()).write();
             assert!(bytes.len() <= 64_000, "{}", bytes.len());
-            let Some(Frame::Exchange(Exchange::Lines { lines, more })) = Frame::read(bytes) else { panic!("a page") };
+            let Some(Frame::Exchange(Exchange::Lines { lines, more })) = Frame::read(bytes) else {
+                panic!("a page")
+            };
             for line in lines {
                 let line = line.verified(&ca.public()).expect("signed");
                 after = line.entry().map(|e| e.name.clone());

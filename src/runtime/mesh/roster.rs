@@ -38,7 +38,8 @@ impl Roster {
                 match address.parse() {
                     Ok(addr) => found.push(addr),
                     Err(_) => {
-                        let looked = tokio::time::timeout(LOOKUP, tokio::net::lookup_host(address.as_str())).await;
+                        let looked =
+                            tokio::time::timeout(LOOKUP, tokio::net::lookup_host(address.as_str())).await;
                         match looked {
                             Ok(Ok(addrs)) => found.extend(addrs.take(ADDRS_MAX)),
                             _ => tracing::debug!(peer = %entry.name, %address, "cannot be resolved now"),
@@ -69,7 +70,9 @@ impl Admission for Roster {
     /// this peer has only not heard of it yet. Its own list will say so; a removal that is known wins.
     fn admitted(&self, name: &PeerName, store: &StoreId) -> Result<(), String> {
         match self.members.list().entry(name) {
-            Some(entry) if entry.removed => Err(format!("{name} was removed from this mesh: join again with a token")),
+            Some(entry) if entry.removed => {
+                Err(format!("{name} was removed from this mesh: join again with a token"))
+            }
             Some(entry) if entry.store != *store => {
                 Err(format!("{name} was admitted with another disk: remove it and join again with a token"))
             }

@@ -32,19 +32,32 @@ pub struct Picture {
     rules: Rules,
     soft: BTreeMap<PeerName, Soft>,
     sight: std::sync::Arc<Sight>,
+    /// As last shown; a view is large, and is only built anew when this or what was said changed.
+    verdict: Verdict,
+    changed: bool,
 }
 
 impl Picture {
     /// With nothing heard yet.
     pub fn new(me: PeerName, rules: Rules) -> Self {
-        Self { me, rules, soft: BTreeMap::new(), sight: Default::default() }
+        Self {
+            me,
+            rules,
+            soft: BTreeMap::new(),
+            sight: Default::default(),
+            verdict: Verdict::default(),
+            changed: true,
+        }
     }
 
     /// Forgets whoever is no longer a member.
     pub fn set_members(&mut self, list: &MemberList, now: Instant) {
+        self.changed = true;
         self.soft.retain(|name, _| list.member(name).is_some());
         for entry in list.members() {
-            self.soft.entry(entry.name.clone()).or_insert_with(|| Soft { first_known: now, ..Soft::default() });
+            self.soft
+                .entry(entry.name.clone())
+                .or_insert_with(|| Soft { first_known: now, ..Soft::default() });
         }
     }
 
@@ -52,7 +65,9 @@ impl Picture {
     pub fn set_sight(&mut self, sight: std::sync::Arc<Sight>) {
         for (name, seen) in sight.iter() {
             // A newer incarnation takes back the goodbye of the old one.
-            if let Some(soft) = self.soft.get_mut(name).filter(|s| s.left.is_some_and(|g| seen.generation > g)) {
+            if let Some(soft) =
+                self.soft.get_mut(name).filter(|s| s.left.is_some_and(|g| seen.generation > g))
+            {
                 soft.left = None;
             }
         }
@@ -81,6 +96,7 @@ impl Picture {
         if heard.generation < soft.generation {
             return;
         }
+        self.changed = true;
         if heard.generation > soft.generation {
             // What an earlier life said is over, except for its place.
             (soft.generation, soft.parts, soft.draining) = (heard.generation, None, false);
@@ -125,6 +141,7 @@ impl Picture {
             }
             Flash::Drain { cluster, draining } if cluster == origin => {
                 let Some(soft) = self.soft.get_mut(cluster) else { return false };
+                self.changed |= soft.draining != *draining;
                 soft.draining = *draining;
             }
             Flash::Leaving { peer } if peer == origin && *peer != self.me => {
@@ -146,10 +163,14 @@ impl Picture {
     fn judge(&self, now: Instant) -> Verdict {
         let phi = |name: &PeerName| self.sight.get(name).map(|s| s.phi_alive);
         let alive = |name: &PeerName, s: &Soft| s.connected || phi(name) == Some(true);
+        // Only of those whom neither link nor gossip shows alive: all links of all peers are many.
+        let missing = |name: &PeerName| self.soft.get(name).is_some_and(|s| !alive(name, s));
         let mut seen: BTreeMap<&PeerName, usize> = BTreeMap::new();
-        for (_, soft) in self.soft.iter().filter(|(n, s)| **n != self.me && alive(n, s)) {
-            for link in soft.links.values().flatten().filter(|l| l.direct) {
-                *seen.entry(&link.to).or_default() += 1;
+        if self.soft.iter().any(|(n, s)| *n != self.me && !alive(n, s)) {
+            for (_, soft) in self.soft.iter().filter(|(n, s)| **n != self.me && alive(n, s)) {
+                for link in soft.links.values().flatten().filter(|l| l.direct && missing(&l.to)) {
+                    *seen.entry(&link.to).or_default() += 1;
+                }
             }
         }
         let evidence = |name: &PeerName, s: &Soft| {
@@ -169,9 +190,18 @@ impl Picture {
         judge(now, &others.map(|(n, s)| (n.clone(), evidence(n, s))).collect(), &self.rules)
     }
 
-    /// The view, now.
-    pub fn view(&self, list: &MemberList, now: Instant) -> View {
+    /// The view, if it differs from the last one that was given out.
+    pub fn refresh(&mut self, list: &MemberList, now: Instant) -> Option<View> {
         let verdict = self.judge(now);
+        if !self.changed && verdict == self.verdict {
+            return None;
+        }
+        (self.changed, self.verdict) = (false, verdict);
+        Some(self.view(list))
+    }
+
+    fn view(&self, list: &MemberList) -> View {
+        let verdict = &self.verdict;
         let member = |entry: &crate::runtime::members::Entry| {
             let soft = self.soft.get(&entry.name);
             let liveness = if entry.name == self.me {

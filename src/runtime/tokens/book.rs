@@ -120,7 +120,13 @@ impl TokenBook {
     }
 
     /// Makes a token that is good for `ttl`. `admit`: its bearer gets the CA key and may admit others.
-    pub fn create(&self, ttl: Span, admit: bool, ca_fingerprint: [u8; 32], now: Now) -> Result<Token, TokenError> {
+    pub fn create(
+        &self,
+        ttl: Span,
+        admit: bool,
+        ca_fingerprint: [u8; 32],
+        now: Now,
+    ) -> Result<Token, TokenError> {
         if ttl < Span::secs(1) || ttl > TTL_MAX {
             return Err(TokenError::Ttl(ttl));
         }
@@ -169,7 +175,8 @@ impl TokenBook {
         }
         let bearer = hash(bearer);
         if let Some((spender, at)) = &open.row.spent {
-            let lately = now.wall.0.saturating_sub(at.0) <= RETRY.as_millis() && now.mono < open.deadline + RETRY;
+            let lately =
+                now.wall.0.saturating_sub(at.0) <= RETRY.as_millis() && now.mono < open.deadline + RETRY;
             return if same(spender.as_bytes(), bearer.as_bytes()) && lately {
                 Ok(open.row.admit)
             } else {
@@ -196,7 +203,9 @@ impl TokenBook {
 
     /// Forgets what nobody can use any more, on disk too.
     fn sweep(&self, books: &mut Books, now: Now) -> Result<(), TokenError> {
-        let over = |open: &Open| now.mono > open.deadline + RETRY || now.wall.0 > open.row.expires.0 + RETRY.as_millis();
+        let over = |open: &Open| {
+            now.mono > open.deadline + RETRY || now.wall.0 > open.row.expires.0 + RETRY.as_millis()
+        };
         let dead: Vec<_> = books.open.iter().filter(|(_, open)| over(open)).map(|(id, _)| *id).collect();
         if !dead.is_empty() {
             self.kv.put_all(dead.iter().map(|id| (row_key(id), None)).collect())?;
@@ -236,7 +245,10 @@ mod tests {
         let after_crash = book(&kv, at(10));
         assert!(matches!(spend(&after_crash, &token, "b", at(11)), Err(TokenError::Used)));
         assert!(matches!(spend(&after_crash, &token, "a", at(12)), Ok(true)), "the same newcomer asks again");
-        assert!(matches!(spend(&after_crash, &token, "a", at(400)), Err(TokenError::Used)), "but not for ever");
+        assert!(
+            matches!(spend(&after_crash, &token, "a", at(400)), Err(TokenError::Used)),
+            "but not for ever"
+        );
     }
 
     #[test]
@@ -284,7 +296,10 @@ mod tests {
         }
         assert!(matches!(spend(&books, &stray, "x", at(3)), Err(TokenError::Busy)));
         let other = books.create(Span::secs(600), true, [7; 32], at(4)).expect("room");
-        assert!(matches!(spend(&books, &other, "a", at(4)), Ok(true)), "a flood does not shut out a good token");
+        assert!(
+            matches!(spend(&books, &other, "a", at(4)), Ok(true)),
+            "a flood does not shut out a good token"
+        );
         assert!(matches!(spend(&books, &stray, "x", at(100)), Err(TokenError::Unknown)));
     }
 }

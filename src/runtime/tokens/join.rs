@@ -17,9 +17,7 @@ use crate::base::{PeerName, Span, StoreId};
 use crate::core::api::Now;
 use crate::runtime::members::entry::hex;
 use crate::runtime::members::{Candidate, Members, MembersError, SignedEntry};
-use crate::transport::{
-    Identity, IdentityError, Issued, JoinHandler, NetError, PublicKey, join_call,
-};
+use crate::transport::{Identity, IdentityError, Issued, JoinHandler, NetError, PublicKey, join_call};
 
 /// Bytes of member lines in an answer; the rest comes by the members' exchange.
 const LINES_BYTES_MAX: usize = 512 * 1024;
@@ -129,7 +127,8 @@ impl JoinHandler for TokenIssuer {
                 Answer::Refused(e.to_string())
             }
         });
-        let answer = answer.await.unwrap_or_else(|_| Answer::Refused("this peer is stopping: try another one".into()));
+        let answer =
+            answer.await.unwrap_or_else(|_| Answer::Refused("this peer is stopping: try another one".into()));
         serde_json::to_vec(&answer).unwrap_or_default()
     }
 }
@@ -138,7 +137,8 @@ impl IssuerParts {
     /// Checks, spends, signs, adds, in this order: what is refused before the token is spent costs the
     /// newcomer nothing, and what crashes after it can be asked for again by the same newcomer.
     fn welcome(&self, request: &[u8]) -> Result<Welcome, JoinError> {
-        let request: Request = serde_json::from_slice(request).map_err(|e| JoinError::Answer(e.to_string()))?;
+        let request: Request =
+            serde_json::from_slice(request).map_err(|e| JoinError::Answer(e.to_string()))?;
         if request.version != VERSION {
             return Err(JoinError::Refused(format!("join version {} is not spoken here", request.version)));
         }
@@ -148,7 +148,8 @@ impl IssuerParts {
         let mut wanted = Candidate { name, store, addresses, public_key, witness, can_admit: false };
         let bearer = [&wanted.public_key.0[..], &wanted.store.0, wanted.name.as_str().as_bytes()].concat();
         let now = (self.now)();
-        let admit = self.book.spend(&token, &bearer, now, || self.members.check(&wanted).map_err(JoinError::from))?;
+        let admit =
+            self.book.spend(&token, &bearer, now, || self.members.check(&wanted).map_err(JoinError::from))?;
         wanted.can_admit = admit;
         let issued = self.identity.sign(&wanted.public_key, &wanted.name)?;
         let line = self.members.admit(wanted, &*self.identity)?;
@@ -257,7 +258,8 @@ mod tests {
 
     fn issuer() -> Issuer {
         let folder = tempfile::tempdir().expect("a folder");
-        let identity = Arc::new(Identity::create_mesh(folder.path(), &name("first"), Span::secs(86_400)).expect("made"));
+        let identity =
+            Arc::new(Identity::create_mesh(folder.path(), &name("first"), Span::secs(86_400)).expect("made"));
         let kv = Arc::new(MemoryKv::default());
         Issuer { issuer: over(&kv, identity), kv, _folder: folder }
     }
@@ -287,10 +289,14 @@ mod tests {
     async fn a_lost_answer_can_be_fetched_again_by_the_same_newcomer_only() {
         let i = issuer();
         let token = i.issuer.create(Span::secs(60), true).expect("a token");
-        assert!(matches!(ask(&i.issuer, &token, "second", 1).await, Answer::Welcome(w) if w.ca_key.is_some()));
+        assert!(
+            matches!(ask(&i.issuer, &token, "second", 1).await, Answer::Welcome(w) if w.ca_key.is_some())
+        );
         // The peer crashes after it answered; the newcomer never got it.
         let again = over(&i.kv, i.issuer.0.identity.clone());
-        assert!(matches!(ask(&again, &token, "second", 1).await, Answer::Welcome(w) if w.lines[0].body().contains("second")));
+        assert!(
+            matches!(ask(&again, &token, "second", 1).await, Answer::Welcome(w) if w.lines[0].body().contains("second"))
+        );
         assert!(matches!(ask(&again, &token, "second", 2).await, Answer::Refused(_)), "another key");
         assert!(matches!(ask(&again, &token, "third", 1).await, Answer::Refused(_)), "another name");
     }
@@ -306,7 +312,10 @@ mod tests {
         let again = over(&i.kv, parts.identity.clone());
         assert!(again.0.members.list().is_empty(), "the crash came before the list was written");
         let answer = ask(&again, &token, "second", 1).await;
-        assert!(matches!(answer, Answer::Welcome(w) if w.ca_key.is_none()), "and this token brings no CA key");
+        assert!(
+            matches!(answer, Answer::Welcome(w) if w.ca_key.is_none()),
+            "and this token brings no CA key"
+        );
         assert!(again.0.members.list().member(&name("second")).is_some_and(|e| !e.can_admit));
     }
 
