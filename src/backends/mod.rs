@@ -1,11 +1,15 @@
 //! How attempts are run: one trait, one conformance suite, and `local` (this machine).
 
+pub mod conformance;
+pub mod fake;
+pub mod local;
+
 use async_trait::async_trait;
 use tokio::sync::mpsc;
 
 use crate::base::{ContactId, Instant};
-use crate::core::{BackendCommand, BackendEvent};
 use crate::core::api::AttemptKey;
+use crate::core::{BackendCommand, BackendEvent};
 use crate::model::NodeCapacity;
 
 /// What a backend found at its start.

@@ -1,1 +1,16 @@
 //! HTTP API, CLI, metrics: the top.
+
+pub mod api;
+pub mod cli;
+pub mod client;
+pub mod documents;
+pub mod ledger;
+pub mod seams;
+pub mod serve;
+pub mod work;
+
+#[cfg(test)]
+pub(crate) mod fake;
+
+pub use api::{router, serve_proxy};
+pub use serve::{ApiListeners, serve};

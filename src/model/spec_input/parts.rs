@@ -256,3 +256,21 @@ pub fn placement(field: Field, m: &mut Mistakes) -> Option<PlacementSpec> {
     fields.finish(m, PLACEMENT, FAMILIAR_PLACEMENT);
     Some(out)
 }
+<<<<<<< HEAD
+
+/// Labels: key and value, both of a small alphabet.
+pub fn labels(field: Field, m: &mut Mistakes) -> BTreeMap<String, String> {
+    let mut out = BTreeMap::new();
+    for (key, field) in field.pairs(m, limits::LIST_MAX).unwrap_or_default() {
+        if !words::label_key(&key) {
+            field.wrong(m, format!("the key {}", words::LABEL_KEY));
+        } else if let Some(value) =
+            field.read(m, words::LABEL_VALUE, |t| words::label_value(t).then(|| t.to_owned()))
+        {
+            out.insert(key, value);
+        }
+    }
+    out
+}
+=======
+>>>>>>> model

@@ -1,0 +1,50 @@
+//! The HTTP API under `/v1`.
+//!
+//! One table (`routes::ROUTES`) names every route; the router and the OpenAPI document are built
+//! from it. Handlers see the peer only through `PeerHandle`.
+
+mod error;
+mod events;
+mod input;
+mod jobs;
+mod limits;
+mod local;
+mod logs;
+mod mesh;
+mod metrics;
+mod openapi;
+mod proxy;
+mod resolve;
+mod routes;
+
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod tests_mesh;
+
+use std::sync::Arc;
+
+pub use error::{ApiError, ApiResult};
+pub use limits::Caller;
+pub use proxy::serve_proxy;
+pub use routes::router;
+
+use crate::core::{ClientRequest, ClientResponse};
+use crate::runtime::PeerHandle;
+
+/// What every handler has.
+#[derive(Clone)]
+pub(crate) struct Api {
+    pub handle: Arc<dyn PeerHandle>,
+    pub limits: Arc<limits::Limits>,
+}
+
+impl Api {
+    /// Asks the core; its errors become the API's.
+    pub async fn call(&self, request: ClientRequest) -> ApiResult<ClientResponse> {
+        match self.handle.call(request).await? {
+            ClientResponse::Error(error) => Err(error.into()),
+            other => Ok(other),
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! The table of routes, and the router built from it.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::Request;
+use axum::routing::{MethodRouter, delete, get, post};
+
+use super::{Api, ApiError, events, jobs, limits, local, logs, mesh, metrics, openapi};
+use crate::runtime::PeerHandle;
+
+/// One route: what the router does and what the OpenAPI document says.
+pub(crate) struct Route {
+    pub method: &'static str,
+    pub path: &'static str,
+    pub summary: &'static str,
+    /// Query parameters: name, JSON type, meaning.
+    pub query: &'static [(&'static str, &'static str, &'static str)],
+    /// Media type of the answer.
+    pub answers: &'static str,
+    pub handler: fn() -> MethodRouter<Api>,
+}
+
+const JSON: &str = "application/json";
+const LIST: &[(&str, &str, &str)] = &[
+    ("tenant", "string", "only of this tenant"),
+    ("state", "string", "only in these states, with commas between"),
+    ("prefix", "string", "only ids that start so"),
+    ("limit", "integer", "at most so many, newest first (1 to 10000, default 100)"),
+];
+const LOGS: &[(&str, &str, &str)] = &[
+    ("follow", "boolean", "go on until the attempt ends"),
+    ("rank", "integer", "only of this node of the job"),
+    ("stream", "string", "`stdout` or `stderr`; default both"),
+    ("tail", "integer", "only the last so many lines"),
+    ("epoch", "integer", "of this attempt; default the newest"),
+];
+const CLUSTER: &[(&str, &str, &str)] = &[("cluster", "string", "another cluster than the one asked")];
+
+macro_rules! route {
+    ($method:literal $path:literal $summary:literal $query:expr, $answers:expr, $via:ident($handler:path)) => {
+        Route {
+            method: $method,
+            path: $path,
+            summary: $summary,
+            query: $query,
+            answers: $answers,
+            handler: || $via($handler),
+        }
+    };
+}
+
+/// Every route there is.
+pub(crate) const ROUTES: &[Route] = &[
+    route!("POST" "/v1/jobs" "Submit a job, or with dry_run explain where it could run" &[("dry_run", "boolean", "explain only; nothing is stored")], JSON, post(jobs::submit)),
+    route!("GET" "/v1/jobs" "Jobs of the whole mesh, newest first; says who did not answer" LIST, JSON, get(jobs::list)),
+    route!("GET" "/v1/jobs/{id}" "One job, by id or the start of it (4 characters or more)" &[], JSON, get(jobs::get)),
+    route!("GET" "/v1/jobs/{id}/why" "Each cluster with the reasons for or against it" &[], JSON, get(jobs::why)),
+    route!("GET" "/v1/jobs/{id}/logs" "Logs of an attempt, from the cluster that has them" LOGS, "text/plain", get(logs::logs)),
+    route!("GET" "/v1/jobs/{id}/wait" "Answers when the job has ended or the time is up" &[("timeout", "string", "such as 30s; at most 10m, default 1m")], JSON, get(jobs::wait)),
+    route!("POST" "/v1/jobs/{id}/cancel" "End a job" &[], JSON, post(jobs::cancel)),
+    route!("POST" "/v1/jobs/{id}/checkpoint" "Publish a checkpoint; one of an older epoch is refused" &[], JSON, post(jobs::checkpoint)),
+    route!("GET" "/v1/clusters" "Clusters as this peer sees them" &[], JSON, get(mesh::clusters)),
+    route!("GET" "/v1/clusters/{name}" "One cluster" &[("report", "boolean", "the member status report instead")], JSON, get(mesh::cluster)),
+    route!("GET" "/v1/links" "RTT, loss and bandwidth between clusters" &[], JSON, get(mesh::links)),
+    route!("GET" "/v1/view" "Capacity as a tree: pool, region, cluster" &[], JSON, get(mesh::view)),
+    route!("GET" "/v1/peer" "The peer that answers" &[], JSON, get(mesh::peer)),
+    route!("GET" "/v1/members" "The member list" &[], JSON, get(mesh::members)),
+    route!("DELETE" "/v1/members/{name}" "Remove a member, for good" &[], JSON, delete(mesh::member_remove)),
+    route!("POST" "/v1/tokens" "A single-use join token" &[], JSON, post(mesh::token)),
+    route!("POST" "/v1/drain" "Take no new attempts and hand back the running ones" CLUSTER, JSON, post(mesh::drain)),
+    route!("POST" "/v1/undrain" "Take attempts again" CLUSTER, JSON, post(mesh::undrain)),
+    route!("GET" "/v1/events" "What happens at this peer, as server-sent events" &[("job", "string", "only about this job"), ("kind", "string", "only kinds that start so")], "text/event-stream", get(events::events)),
+    route!("GET" "/v1/local/jobs" "Jobs whose records this very peer holds" LIST, JSON, get(local::jobs)),
+    route!("GET" "/v1/local/jobs/{id}/why" "As this very peer explains it" &[], JSON, get(local::why)),
+    route!("GET" "/v1/local/jobs/{id}/logs" "Logs of an attempt at this very cluster; epoch is needed" LOGS, "text/plain", get(logs::local_logs)),
+    route!("GET" "/v1/local/inspect" "This peer's insides" &[], JSON, get(local::inspect)),
+    route!("GET" "/v1/openapi.json" "This API as an OpenAPI 3.1 document" &[], JSON, get(openapi::document)),
+    route!("GET" "/metrics" "Metrics in Prometheus' text format" &[], "text/plain", get(metrics::metrics)),
+    route!("GET" "/healthz" "200 while the peer works" &[], JSON, get(metrics::healthz)),
+];
+
+/// The API of one peer.
+pub fn router(handle: Arc<dyn PeerHandle>) -> Router {
+    build(Api { handle, limits: Arc::default() })
+}
+
+pub(crate) fn build(api: Api) -> Router {
+    let mut router = Router::new();
+    for route in ROUTES {
+        router = router.route(route.path, (route.handler)());
+    }
+    router
+        .method_not_allowed_fallback(|request: Request| async move {
+            ApiError::Method(request.method().to_string())
+        })
+        .fallback(|request: Request| async move {
+            ApiError::NoRoute(request.uri().path().chars().take(120).collect())
+        })
+        .layer(axum::middleware::from_fn_with_state(api.clone(), limits::guard))
+        .with_state(api)
+}

@@ -1,0 +1,293 @@
+//! Jobs through the router.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::{Request, StatusCode};
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+use super::router;
+use super::routes::ROUTES;
+use crate::base::{Epoch, JobId};
+use crate::core::api::{AttemptKey, AttemptView, ClientError};
+use crate::model::record::Change;
+use crate::surface::fake::Fake;
+
+pub(super) async fn send(
+    router: &Router,
+    method: &str,
+    uri: &str,
+    body: impl Into<Body>,
+) -> (StatusCode, Vec<u8>) {
+    let request = Request::builder().method(method).uri(uri).body(body.into()).expect("request");
+    let answer = async {
+        let response = router.clone().oneshot(request).await.expect("infallible");
+        let status = response.status();
+        (status, axum::body::to_bytes(response.into_body(), 1 << 24).await.expect("body").to_vec())
+    };
+    tokio::time::timeout(Duration::from_secs(20), answer).await.expect("in time")
+}
+
+pub(super) async fn json_of(router: &Router, method: &str, uri: &str, body: &str) -> (u16, Value) {
+    let (status, bytes) = send(router, method, uri, body.to_owned()).await;
+    (status.as_u16(), serde_json::from_slice(&bytes).unwrap_or_else(|e| panic!("{uri}: {e}")))
+}
+
+fn code(value: &Value) -> &str {
+    value["error"]["code"].as_str().unwrap_or("no code")
+}
+
+const JOB: &str = "name: train\nrun: ./train.sh\nresources: {gpus: 8}\n";
+
+#[tokio::test]
+async fn submit_takes_yaml_json_and_an_envelope() {
+    let fake = Fake::new("a");
+    let app = router(fake.clone());
+    let (status, yaml) = json_of(&app, "POST", "/v1/jobs", JOB).await;
+    assert_eq!((status, &yaml["existed"], &yaml["homes"]), (201, &json!(false), &json!(["a"])), "{yaml}");
+    assert!(yaml["hints"][0].as_str().is_some_and(|h| h.starts_with("starling logs ")), "{yaml}");
+    let body = json!({"spec": {"run": "true"}, "key": "k1"}).to_string();
+    let (_, first) = json_of(&app, "POST", "/v1/jobs", &body).await;
+    let (status, again) = json_of(&app, "POST", "/v1/jobs", &body).await;
+    assert_eq!((status, &again["existed"], &again["id"]), (201, &json!(true), &first["id"]));
+    let other = json!({"spec": "run: 'false'", "key": "k1"}).to_string();
+    let (status, refused) = json_of(&app, "POST", "/v1/jobs", &other).await;
+    assert_eq!((status, code(&refused)), (409, "key_reused"));
+    assert_eq!(fake.state.lock().expect("state").records.len(), 2);
+}
+
+#[tokio::test]
+async fn bad_submissions_name_what_is_wrong_and_store_nothing() {
+    let fake = Fake::new("a");
+    let app = router(fake.clone());
+    let big = format!("run: \"{}\"", "x".repeat(10 << 20));
+    let long = format!("run: \"{}\"", "x".repeat(50 << 10));
+    for (body, status, want) in [
+        (big.as_str(), 413, "too_large"),
+        (long.as_str(), 413, "too_large"),
+        ("run: x\nspeed: 9\nnodes: -4", 422, "invalid_spec"),
+        ("", 422, "invalid_spec"),
+        (r#"{"spec": {"run": "x"}, "kee": "k"}"#, 400, "bad_request"),
+        (r#"{"spec": {"run": "x"}, "key": "a b"}"#, 400, "bad_request"),
+    ] {
+        let (got, answer) = json_of(&app, "POST", "/v1/jobs", body).await;
+        assert_eq!((got, code(&answer)), (status, want), "{answer}");
+        assert!(answer["error"]["hint"].as_str().is_some_and(|h| !h.is_empty()));
+    }
+    let (_, answer) = json_of(&app, "POST", "/v1/jobs", "run: x\nspeed: 9\nnodes: -4").await;
+    assert_eq!(answer["error"]["details"].as_array().map(Vec::len), Some(2), "every mistake: {answer}");
+    let (status, bytes) = send(&app, "POST", "/v1/jobs", vec![0xff, 0xfe]).await;
+    assert_eq!(status, 400, "{}", String::from_utf8_lossy(&bytes));
+    assert!(fake.state.lock().expect("state").records.is_empty());
+}
+
+#[tokio::test]
+async fn errors_of_the_core_keep_their_meaning() {
+    let fake = Fake::new("a");
+    let app = router(fake.clone());
+    let job = Some(JobId([1; 20]));
+    for (error, status, want) in [
+        (ClientError::Unknown { answered: 1, needed: 2, job }, 504, "outcome_unknown"),
+        (ClientError::DiskFull, 503, "disk_full"),
+        (ClientError::NoHomes { alive: 1, needed: 3 }, 503, "no_homes"),
+        (ClientError::FitsNowhere { nearest: "a".into(), missing: "8 H100".into() }, 422, "fits_nowhere"),
+        (ClientError::TooLarge(70_000), 413, "too_large"),
+    ] {
+        fake.state.lock().expect("state").fails = Some(error);
+        let (got, answer) = json_of(&app, "POST", "/v1/jobs", JOB).await;
+        assert_eq!((got, code(&answer)), (status, want), "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn a_dry_run_explains_and_stores_nothing() {
+    let fake = Fake::new("a");
+    let (status, why) = json_of(&router(fake.clone()), "POST", "/v1/jobs?dry_run=true", JOB).await;
+    assert_eq!(status, 200);
+    assert_eq!(why["clusters"][0]["queue_place"], 2, "{why}");
+    assert!(fake.state.lock().expect("state").records.is_empty());
+}
+
+#[tokio::test]
+async fn ids_are_found_by_prefix_or_said_to_be_ambiguous() {
+    let fake = Fake::new("a");
+    let app = router(fake.clone());
+    let id = fake.put(Fake::spec(JOB));
+    let (status, job) = json_of(&app, "GET", &format!("/v1/jobs/{}", id.short()), "").await;
+    assert_eq!((status, &job["id"], &job["spec"]["name"]), (200, &json!(id), &json!("train")));
+    let twin = {
+        let mut state = fake.state.lock().expect("state");
+        let mut n = 1_000;
+        // A minted id with the same first 4 characters takes too long to find: 2 would do as well, and so
+        // the test looks for a pair that shares them, which about 1,500 ids hold.
+        let base = state.records[&id].clone();
+        let mut seen = std::collections::BTreeMap::new();
+        loop {
+            let mut record = base.clone();
+            record.birth.sequence = n;
+            let other = record.id();
+            state.records.insert(other, record);
+            if let Some(first) = seen.insert(other.to_string()[..4].to_owned(), other) {
+                break (first, other);
+            }
+            n += 1;
+        }
+    };
+    let (status, answer) = json_of(&app, "GET", &format!("/v1/jobs/{}", &twin.0.to_string()[..4]), "").await;
+    assert_eq!((status, code(&answer)), (409, "ambiguous"));
+    let details = answer["error"]["details"].to_string();
+    assert!(details.contains(&twin.0.to_string()) && details.contains(&twin.1.to_string()), "{details}");
+    for (id, status, want) in [
+        ("zzzzzzzz", 404, "no_such_job"),
+        ("abc", 400, "bad_request"),
+        ("a.b.c.d", 400, "bad_request"),
+        (&JobId([9; 20]).to_string(), 404, "no_such_job"),
+    ] {
+        let (got, answer) = json_of(&app, "GET", &format!("/v1/jobs/{id}"), "").await;
+        assert_eq!((got, code(&answer)), (status, want), "{id}: {answer}");
+    }
+}
+
+#[tokio::test]
+async fn waiting_ends_with_the_job_or_with_the_time() {
+    let fake = Fake::new("a");
+    let app = router(fake.clone());
+    let id = fake.put(Fake::spec(JOB));
+    let (status, answer) = json_of(&app, "GET", &format!("/v1/jobs/{id}/wait?timeout=10ms"), "").await;
+    assert_eq!((status, &answer["done"]), (200, &json!(false)));
+    fake.place(id, "a");
+    let (app, fake) = (app.clone(), fake.clone());
+    let waiting =
+        tokio::spawn(
+            async move { json_of(&app, "GET", &format!("/v1/jobs/{id}/wait?timeout=60s"), "").await },
+        );
+    while fake.events.receiver_count() == 0 {
+        tokio::task::yield_now().await;
+    }
+    fake.close(id, 0);
+    let (_, answer) = waiting.await.expect("no panic");
+    assert_eq!((&answer["done"], &answer["job"]["state"]), (&json!(true), &json!("succeeded")));
+}
+
+#[tokio::test]
+async fn cancel_and_checkpoint_meet_the_record() {
+    let fake = Fake::new("a");
+    let app = router(fake.clone());
+    let id = fake.put(Fake::spec(JOB));
+    fake.place(id, "a");
+    let publish = |epoch: u64| json!({"epoch": epoch, "uri": "s3://b/c"}).to_string();
+    let (status, _) = json_of(&app, "POST", &format!("/v1/jobs/{id}/checkpoint"), &publish(1)).await;
+    assert_eq!(status, 200);
+    fake.change(
+        id,
+        Change::Free {
+            epoch: Epoch(1),
+            contact: crate::base::ContactId([3; 20]),
+            incarnation: 1,
+            at: crate::base::WallTime(5),
+        },
+    );
+    fake.place(id, "a");
+    let (status, _) = json_of(&app, "POST", &format!("/v1/jobs/{id}/checkpoint"), &publish(2)).await;
+    assert_eq!(status, 200);
+    let (status, answer) = json_of(&app, "POST", &format!("/v1/jobs/{id}/checkpoint"), &publish(1)).await;
+    assert_eq!((status, code(&answer)), (409, "refused"), "an older epoch: {answer}");
+    let (status, answer) = json_of(&app, "POST", &format!("/v1/jobs/{id}/cancel"), "").await;
+    assert_eq!((status, &answer["state"]), (200, &json!("running")), "it still has to stop");
+    fake.close(id, 0);
+    let (status, answer) = json_of(&app, "POST", &format!("/v1/jobs/{id}/cancel"), "").await;
+    assert_eq!((status, code(&answer)), (409, "refused"));
+}
+
+fn attempt(job: JobId, phase: &str) -> AttemptView {
+    AttemptView {
+        job,
+        epoch: Epoch(1),
+        name: "train".into(),
+        tenant: "default".into(),
+        gpus: 8,
+        phase: phase.into(),
+        age: crate::base::Span::ZERO,
+    }
+}
+
+#[tokio::test]
+async fn logs_follow_until_the_attempt_ends_and_are_there_afterwards() {
+    use futures::StreamExt;
+    let dir = tempfile::tempdir().expect("dir");
+    let file = dir.path().join("rank-0.out");
+    std::fs::write(&file, "one\n").expect("write");
+    let (b, a) = (Fake::new("b"), Fake::new("a"));
+    a.knows("b", Some(router(b.clone())));
+    let id = a.put(Fake::spec(JOB));
+    a.place(id, "b");
+    let key = AttemptKey { job: id, epoch: Epoch(1) };
+    b.logs.lock().expect("logs").insert(key, vec![file.clone()]);
+    b.state.lock().expect("state").attempts = vec![attempt(id, "running")];
+    let app = router(a.clone());
+    let request =
+        Request::get(format!("/v1/jobs/{id}/logs?follow=true")).body(Body::empty()).expect("request");
+    let response = app.clone().oneshot(request).await.expect("infallible");
+    assert_eq!(response.status(), 200);
+    let mut body = response.into_body().into_data_stream();
+    let next = tokio::time::timeout(Duration::from_secs(20), body.next()).await.expect("in time");
+    assert_eq!(&next.expect("a chunk").expect("bytes")[..], b"one\n");
+    std::fs::write(&file, "one\ntwo\n").expect("write");
+    b.state.lock().expect("state").attempts.clear();
+    let rest =
+        tokio::time::timeout(Duration::from_secs(20), body.collect::<Vec<_>>()).await.expect("it ends");
+    let rest: Vec<u8> = rest.into_iter().flat_map(|c| c.expect("bytes")).collect();
+    assert_eq!(rest, b"two\n");
+    a.close(id, 0);
+    let (status, past) = send(&app, "GET", &format!("/v1/jobs/{id}/logs?epoch=1&tail=1"), "").await;
+    assert_eq!((status, past), (StatusCode::OK, b"two\n".to_vec()));
+    let (status, answer) = json_of(&app, "GET", &format!("/v1/jobs/{id}/logs?epoch=7"), "").await;
+    assert_eq!((status, code(&answer)), (404, "not_found"));
+    let (status, answer) = json_of(&app, "GET", &format!("/v1/jobs/{id}/logs?rank=x"), "").await;
+    assert_eq!((status, code(&answer)), (400, "bad_request"));
+}
+
+#[tokio::test]
+async fn every_route_is_in_the_document_and_the_reverse() {
+    let app: Router = router(Fake::new("a") as Arc<dyn crate::runtime::PeerHandle>);
+    let (_, document) = json_of(&app, "GET", "/v1/openapi.json", "").await;
+    let mut listed: Vec<(String, String)> = Vec::new();
+    for (path, methods) in document["paths"].as_object().expect("paths") {
+        for method in methods.as_object().expect("methods").keys() {
+            listed.push((path.clone(), method.to_ascii_uppercase()));
+        }
+    }
+    let mut routed: Vec<_> = ROUTES.iter().map(|r| (r.path.to_owned(), r.method.to_owned())).collect();
+    routed.sort();
+    listed.sort();
+    assert_eq!(listed, routed);
+    let mut ids: Vec<String> = document["paths"]
+        .as_object()
+        .into_iter()
+        .flatten()
+        .flat_map(|(_, m)| m.as_object().into_iter().flatten())
+        .map(|(_, o)| o["operationId"].to_string())
+        .collect();
+    let count = ids.len();
+    ids.sort();
+    ids.dedup();
+    assert_eq!(ids.len(), count, "operation ids are unique");
+    for (path, method) in listed {
+        let uri = path.replace("{id}", "zzzz").replace("{name}", "nobody");
+        let (status, bytes) = send(&app, if method == "GET" { "HEAD" } else { &method }, &uri, "").await;
+        let no_route = serde_json::from_slice::<Value>(&bytes).is_ok_and(|v| code(&v) == "no_route");
+        assert!(status != 405 && !no_route, "{method} {path}: {status}");
+    }
+    let page = include_str!("../../../docs/reference/api.md");
+    for route in ROUTES {
+        assert!(
+            page.contains(&format!("`{} {}`", route.method, route.path)),
+            "api.md lacks {} {}",
+            route.method,
+            route.path
+        );
+    }
+}

@@ -1,0 +1,131 @@
+//! Answers about and over the mesh.
+
+use serde_json::json;
+
+use super::router;
+use super::tests::{json_of, send};
+use crate::surface::fake::{Fake, name};
+
+#[tokio::test]
+async fn lists_merge_the_newest_version_and_name_who_is_silent() {
+    let (a, b) = (Fake::new("a"), Fake::new("b"));
+    a.knows("b", Some(router(b.clone())));
+    a.knows("c", None);
+    let id = a.put(Fake::spec("run: x"));
+    let only_b = b.put(Fake::spec("run: y\ntenant: blue"));
+    {
+        let record = a.state.lock().expect("state").records[&id].clone();
+        b.state.lock().expect("state").records.insert(id, record);
+    }
+    b.place(id, "b");
+    let app = router(a.clone());
+    let (status, list) = json_of(&app, "GET", "/v1/jobs", "").await;
+    assert_eq!((status, list["jobs"].as_array().map(Vec::len)), (200, Some(2)), "{list}");
+    assert_eq!(list["unanswered"], json!(["c"]));
+    let of = |id: crate::base::JobId| {
+        list["jobs"].as_array().expect("jobs").iter().find(|j| j["id"] == json!(id)).expect("there")
+    };
+    assert_eq!((&of(id)["state"], &of(id)["version"]), (&json!("running"), &json!(3)));
+    // Here it is still pending: the older version must not pass for a pending job.
+    let (_, pending) = json_of(&app, "GET", "/v1/jobs?state=pending", "").await;
+    assert_eq!(pending["jobs"].as_array().map(Vec::len), Some(1));
+    assert_eq!(pending["jobs"][0]["id"], json!(only_b));
+    let (_, blue) = json_of(&app, "GET", "/v1/jobs?tenant=blue&limit=1", "").await;
+    assert_eq!(blue["jobs"].as_array().map(Vec::len), Some(1));
+    for bad in ["limit=0", "limit=10001", "state=tired", "colour=red", "limit=x"] {
+        let (status, answer) = json_of(&app, "GET", &format!("/v1/jobs?{bad}"), "").await;
+        assert_eq!((status, &answer["error"]["code"]), (400, &json!("bad_request")), "{bad}");
+    }
+}
+
+#[tokio::test]
+async fn why_is_asked_at_the_acting_owner_and_falls_back() {
+    let (a, b) = (Fake::new("a"), Fake::new("b"));
+    let id = b.put(Fake::spec("run: y"));
+    let record = b.state.lock().expect("state").records[&id].clone();
+    a.state.lock().expect("state").records.insert(id, record);
+    a.knows("b", Some(router(b)));
+    let app = router(a.clone());
+    let (_, why) = json_of(&app, "GET", &format!("/v1/jobs/{id}/why"), "").await;
+    assert_eq!(why["asked"], "b", "b is its only home");
+    a.knows("b", None);
+    let (status, why) = json_of(&app, "GET", &format!("/v1/jobs/{id}/why"), "").await;
+    assert_eq!((status, &why["asked"]), (200, &json!("a")));
+}
+
+#[tokio::test]
+async fn the_mesh_is_shown() {
+    let a = Fake::new("a");
+    a.knows("b", None);
+    let app = router(a.clone());
+    let (_, list) = json_of(&app, "GET", "/v1/clusters", "").await;
+    assert_eq!(list["clusters"][0]["gpus"]["A100-80G"], json!({"total": 8, "free": 3, "reserved": 0}));
+    let (status, _) = json_of(&app, "GET", "/v1/clusters/b?report=true", "").await;
+    assert_eq!(status, 200);
+    let (status, _) = json_of(&app, "GET", "/v1/clusters/nobody", "").await;
+    assert_eq!(status, 404);
+    let (_, links) = json_of(&app, "GET", "/v1/links", "").await;
+    assert_eq!((&links["links"][0]["from"], &links["links"][0]["rtt_ms"]), (&json!("b"), &json!(1.5)));
+    let (_, view) = json_of(&app, "GET", "/v1/view", "").await;
+    assert_eq!(view["pools"][0]["gpus"]["A100-80G"]["total"], 16, "{view}");
+    assert_eq!(view["pools"][0]["children"][1]["children"][0]["name"], "b");
+    let (_, peer) = json_of(&app, "GET", "/v1/peer", "").await;
+    assert_eq!(peer["members"], json!({"alive": 2}));
+    let (_, inspect) = json_of(&app, "GET", "/v1/local/inspect", "").await;
+    assert_eq!(inspect["core"]["counters"]["commits"], 7);
+    let (status, text) = send(&app, "GET", "/metrics", "").await;
+    let text = String::from_utf8(text).expect("text");
+    assert_eq!(status, 200);
+    for line in [
+        "starling_fake 1",
+        "starling_core_commits_total 7",
+        "starling_members{liveness=\"alive\"} 2",
+        "starling_api_requests_total{route=\"/v1/clusters/{name}\",status=\"404\"} 1",
+    ] {
+        assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
+    }
+    assert!(!text.contains("# EOF"));
+}
+
+#[tokio::test]
+async fn members_tokens_and_drain() {
+    let (a, b) = (Fake::new("a"), Fake::new("b"));
+    a.knows("b", Some(router(b.clone())));
+    let app = router(a.clone());
+    let (status, token) = json_of(&app, "POST", "/v1/tokens", r#"{"ttl": "5m"}"#).await;
+    assert_eq!((status, &token["token"]), (201, &json!("token-300000")));
+    for bad in [r#"{"ttl": "2h"}"#, r#"{"ttl": "0s"}"#, r#"{"tll": "5m"}"#, "nonsense"] {
+        assert_eq!(json_of(&app, "POST", "/v1/tokens", bad).await.0, 400, "{bad}");
+    }
+    let (status, _) = json_of(&app, "POST", "/v1/drain?cluster=b", "").await;
+    assert_eq!(status, 200);
+    assert!(b.state.lock().expect("state").draining && !a.state.lock().expect("state").draining);
+    assert_eq!(json_of(&app, "POST", "/v1/undrain?cluster=b", "").await.0, 200);
+    assert!(!b.state.lock().expect("state").draining);
+    assert_eq!(json_of(&app, "POST", "/v1/drain?cluster=zz", "").await.0, 404);
+    let (status, answer) = json_of(&app, "DELETE", "/v1/members/b", "").await;
+    assert_eq!((status, &answer["existed"]), (200, &json!(false)));
+    assert!(a.state.lock().expect("state").removed.contains(&name("b")));
+    let (status, answer) = json_of(&app, "PUT", "/v1/members", "").await;
+    assert_eq!((status, &answer["error"]["code"]), (405, &json!("method_not_allowed")));
+    let (status, answer) = json_of(&app, "GET", "/nothing", "").await;
+    assert_eq!((status, &answer["error"]["code"]), (404, &json!("no_route")));
+}
+
+#[tokio::test]
+async fn events_stream() {
+    use futures::StreamExt;
+    use tower::ServiceExt;
+    let a = Fake::new("a");
+    let id = a.put(Fake::spec("run: y"));
+    let request =
+        axum::http::Request::get("/v1/events?kind=job.").body(axum::body::Body::empty()).expect("request");
+    let response = router(a.clone()).oneshot(request).await.expect("infallible");
+    let mut body = response.into_body().into_data_stream();
+    let noise = crate::core::api::Event { kind: "peer.x".into(), job: None, text: "no".into() };
+    a.events.send(noise).expect("a reader");
+    a.place(id, "a");
+    let next = tokio::time::timeout(std::time::Duration::from_secs(20), body.next()).await.expect("in time");
+    let text = String::from_utf8(next.expect("chunk").expect("bytes").to_vec()).expect("text");
+    assert!(text.contains("event: job.changed") && text.contains(&id.to_string()), "{text}");
+}

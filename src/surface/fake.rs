@@ -1,0 +1,327 @@
+//! A peer for tests: records in a map, other peers as routers.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use axum::Router;
+use tokio::sync::broadcast;
+
+use crate::base::*;
+use crate::core::api::*;
+use crate::model::record::{Birth, CancelIntent, Change};
+use crate::model::report::{CapacityReport, LinkSample, Liveness, MemberView, NodeCapacity, Report, View};
+use crate::model::{JobRecord, JobSpec, Placement, QueueReport};
+use crate::runtime::*;
+
+pub fn name(text: &str) -> PeerName {
+    PeerName::new(text).expect("a name")
+}
+
+#[derive(Default)]
+pub struct State {
+    pub records: BTreeMap<JobId, JobRecord>,
+    pub keys: BTreeMap<String, JobId>,
+    pub sequence: u64,
+    pub attempts: Vec<AttemptView>,
+    pub fails: Option<ClientError>,
+    pub draining: bool,
+    pub removed: BTreeSet<PeerName>,
+}
+
+/// The fake.
+pub struct Fake {
+    pub me: PeerName,
+    pub others: Mutex<BTreeMap<PeerName, Option<Router>>>,
+    pub state: Mutex<State>,
+    pub logs: Mutex<BTreeMap<AttemptKey, Vec<PathBuf>>>,
+    pub events: broadcast::Sender<Event>,
+}
+
+impl Fake {
+    pub fn new(me: &str) -> Arc<Self> {
+        Arc::new(Self {
+            me: name(me),
+            others: Mutex::default(),
+            state: Mutex::default(),
+            logs: Mutex::default(),
+            events: broadcast::channel(16).0,
+        })
+    }
+
+    /// Another member: reached through its router, or known and silent.
+    pub fn knows(&self, other: &str, router: Option<Router>) {
+        self.others.lock().expect("others").insert(name(other), router);
+    }
+
+    pub fn spec(text: &str) -> JobSpec {
+        crate::model::spec_input::parse_spec(text.as_bytes()).expect("a spec").spec
+    }
+
+    pub fn put(&self, spec: JobSpec) -> JobId {
+        let mut state = self.state.lock().expect("state");
+        state.sequence += 1;
+        let home = Home { peer: self.me.clone(), store: StoreId([1; 16]) };
+        let birth = Birth {
+            tenant: spec.tenant.clone(),
+            minter: self.me.clone(),
+            sequence: state.sequence,
+            homes: vec![home].try_into().expect("one"),
+        };
+        let id = birth.id();
+        let at = WallTime(1_000 + state.sequence);
+        state.records.insert(id, JobRecord::new(birth, spec, TraceId([2; 16]), at));
+        id
+    }
+
+    /// Changes a record as the core would and tells it.
+    pub fn change(&self, id: JobId, change: Change) {
+        let mut state = self.state.lock().expect("state");
+        let mut next = state.records[&id].apply(&change).expect("it applies");
+        next.version += u64::from(next.version == state.records[&id].version);
+        state.records.insert(id, next);
+        drop(state);
+        let _ = self.events.send(Event { kind: "job.changed".into(), job: Some(id), text: "changed".into() });
+    }
+
+    pub fn place(&self, id: JobId, cluster: &str) {
+        let epoch = self.state.lock().expect("state").records[&id].epoch.next();
+        let placement = Placement {
+            cluster: name(cluster),
+            contact: ContactId([3; 20]),
+            incarnation: 1,
+            at: WallTime(2_000),
+        };
+        self.change(id, Change::Place { placement, epoch });
+        self.change(id, Change::Started { epoch, at: WallTime(2_100) });
+    }
+
+    pub fn close(&self, id: JobId, code: i32) {
+        let epoch = self.state.lock().expect("state").records[&id].epoch;
+        let outcome = crate::model::Outcome::Exited(code);
+        self.change(id, Change::Close { epoch, outcome, started_at: None, at: WallTime(3_000) });
+    }
+
+    fn why(&self) -> ClientResponse {
+        let candidate = Candidate {
+            cluster: self.me.clone(),
+            fits_ever: true,
+            fits_now: false,
+            reasons: vec!["0 of 8 GPUs are free".into()],
+            score: Some(1.5),
+            terms: BTreeMap::from([("wait_s".into(), 12.0)]),
+            claim: Some(2),
+            report_age: Some(Span::millis(40)),
+        };
+        let (summary, owner) = ("waits for GPUs".into(), Some(self.me.clone()));
+        ClientResponse::Why(Box::new(WhyReport { summary, state: None, owner, clusters: vec![candidate] }))
+    }
+
+    fn report(&self, peer: &PeerName) -> Report {
+        let node = NodeCapacity {
+            name: "n".into(),
+            count: 1,
+            gpu_model: Some("A100-80G".into()),
+            gpus: 8,
+            gpu_memory: Bytes::gib(80),
+            cpus: MilliCpu(8_000),
+            memory: Bytes::gib(64),
+            declared: true,
+        };
+        let capacity = CapacityReport {
+            backend: "local".into(),
+            region: format!("region-{peer}"),
+            zone: String::new(),
+            labels: BTreeMap::new(),
+            price_milli: 2_500,
+            pue_milli: 1_200,
+            nodes: vec![node],
+            container_runtime: None,
+        };
+        let gpus = |n| BTreeMap::from([("A100-80G".to_owned(), n)]);
+        let queue =
+            QueueReport { gpus_free: gpus(3), gpus_total: gpus(8), running: 5, ..QueueReport::default() };
+        let link = LinkSample {
+            to: self.me.clone(),
+            rtt_us: 1_500,
+            loss_ppm: 0,
+            bandwidth_bps: Some(1_000_000_000),
+            bandwidth_at: Some(WallTime(1)),
+            at: WallTime(1),
+            direct: true,
+        };
+        Report {
+            peer: peer.clone(),
+            store: StoreId([1; 16]),
+            capacity: Some(capacity),
+            queue: Some(queue),
+            contact: None,
+            health: None,
+            build: None,
+            links: if *peer == self.me { vec![] } else { vec![link] },
+            heard_at: Instant(0),
+        }
+    }
+
+    fn submit(&self, spec: JobSpec, key: Option<String>) -> ClientResponse {
+        if let Some(id) = key.as_ref().and_then(|k| self.state.lock().expect("state").keys.get(k).copied()) {
+            let state = self.state.lock().expect("state");
+            if state.records[&id].spec != spec {
+                return ClientResponse::Error(ClientError::KeyReused(id));
+            }
+            return ClientResponse::Submitted {
+                job: id,
+                homes: state.records[&id].birth.homes.to_vec(),
+                existed: true,
+            };
+        }
+        let job = self.put(spec);
+        let mut state = self.state.lock().expect("state");
+        if let Some(key) = key {
+            state.keys.insert(key, job);
+        }
+        ClientResponse::Submitted { job, homes: state.records[&job].birth.homes.to_vec(), existed: false }
+    }
+
+    fn local(&self, filter: &JobFilter) -> ClientResponse {
+        let state = self.state.lock().expect("state");
+        let keep = |r: &&JobRecord| {
+            filter.prefix.as_ref().is_none_or(|p| r.id().to_string().starts_with(p.as_str()))
+                && filter.tenant.as_ref().is_none_or(|t| r.spec.tenant == *t)
+                && (filter.states.is_empty() || filter.states.contains(&r.state))
+        };
+        let mut jobs: Vec<JobRecord> = state.records.values().filter(keep).cloned().collect();
+        jobs.sort_by_key(|r| std::cmp::Reverse(r.submitted_at));
+        jobs.truncate(filter.limit);
+        ClientResponse::Jobs(jobs)
+    }
+
+    fn record(&self, job: JobId) -> Result<JobRecord, ClientResponse> {
+        let state = self.state.lock().expect("state");
+        state.records.get(&job).cloned().ok_or(ClientResponse::Error(ClientError::NoSuchJob(job)))
+    }
+
+    fn try_change(
+        &self,
+        job: JobId,
+        change: Change,
+        answer: impl Fn(&JobRecord) -> ClientResponse,
+    ) -> ClientResponse {
+        match self.record(job).map(|r| r.apply(&change)) {
+            Err(response) => response,
+            Ok(Err(refused)) => ClientResponse::Error(refused.into()),
+            Ok(Ok(next)) => {
+                let response = answer(&next);
+                self.state.lock().expect("state").records.insert(job, next);
+                response
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl PeerHandle for Fake {
+    fn about(&self) -> SelfInfo {
+        SelfInfo {
+            name: self.me.clone(),
+            mesh: "ab".into(),
+            store: StoreId([1; 16]),
+            boot: 1,
+            listen: "127.0.0.1:1".into(),
+            api: None,
+            version: "0".into(),
+            certificate: (WallTime(0), WallTime(1 << 50)),
+            started_at: WallTime(0),
+            draining: self.state.lock().expect("state").draining,
+        }
+    }
+    fn view(&self) -> Arc<View> {
+        let others = self.others.lock().expect("others");
+        let member = |peer: &PeerName| MemberView {
+            peer: peer.clone(),
+            store: StoreId([1; 16]),
+            witness: false,
+            liveness: Liveness::Alive,
+            draining: false,
+            report: Some(self.report(peer)),
+        };
+        let members = others.keys().chain([&self.me]).map(|p| (p.clone(), member(p))).collect();
+        Arc::new(View { members, isolated: false })
+    }
+    fn members(&self) -> Vec<MemberInfo> {
+        let state = self.state.lock().expect("state");
+        let info = |name: &PeerName| MemberInfo {
+            name: name.clone(),
+            store: StoreId([1; 16]),
+            addresses: vec!["127.0.0.1:1".into()],
+            removed: state.removed.contains(name),
+            witness: false,
+        };
+        self.others.lock().expect("others").keys().chain([&self.me]).map(info).collect()
+    }
+    async fn call(&self, request: ClientRequest) -> Result<ClientResponse, CallError> {
+        if let Some(error) = self.state.lock().expect("state").fails.clone() {
+            return Ok(ClientResponse::Error(error));
+        }
+        Ok(match request {
+            ClientRequest::Submit { spec, key } => self.submit(*spec, key),
+            ClientRequest::Get { job } => {
+                self.record(job).map_or_else(|e| e, |r| ClientResponse::Job(Box::new(r)))
+            }
+            ClientRequest::Local { filter } => self.local(&filter),
+            ClientRequest::Cancel { job, by } => {
+                let intent = CancelIntent { by, at: WallTime(9) };
+                self.try_change(job, Change::Cancel { intent }, |r| ClientResponse::Cancelled {
+                    state: r.state,
+                })
+            }
+            ClientRequest::Publish { job, epoch, uri } => {
+                let checkpoint = crate::model::Checkpoint { epoch, uri };
+                self.try_change(job, Change::Publish { checkpoint }, |_| ClientResponse::Published)
+            }
+            ClientRequest::Why { job } => self.record(job).map_or_else(|e| e, |_| self.why()),
+            ClientRequest::WhySpec { .. } => self.why(),
+            ClientRequest::Inspect => {
+                let state = self.state.lock().expect("state");
+                let counters = BTreeMap::from([("commits".into(), 7)]);
+                let attempts = state.attempts.clone();
+                let records = state.records.len();
+                ClientResponse::Inspect(Box::new(InspectReport {
+                    attempts,
+                    records,
+                    counters,
+                    ..Default::default()
+                }))
+            }
+        })
+    }
+    async fn proxy(&self, peer: &PeerName, request: ProxyRequest) -> Result<ProxyResponse, CallError> {
+        let router = self.others.lock().expect("others").get(peer).cloned();
+        match router {
+            None => Err(CallError::NoSuchPeer(peer.clone())),
+            Some(None) => Err(CallError::Unreachable(peer.clone(), self.me.clone())),
+            Some(Some(router)) => Ok(crate::surface::serve_proxy(router, request).await),
+        }
+    }
+    async fn token_create(&self, ttl: Span) -> Result<String, CallError> {
+        Ok(format!("token-{}", ttl.as_millis()))
+    }
+    async fn member_remove(&self, name: &PeerName) -> Result<(), CallError> {
+        self.state.lock().expect("state").removed.insert(name.clone());
+        Ok(())
+    }
+    async fn drain(&self, draining: bool) -> Result<(), CallError> {
+        self.state.lock().expect("state").draining = draining;
+        Ok(())
+    }
+    fn logs(&self, key: AttemptKey) -> Option<Vec<PathBuf>> {
+        self.logs.lock().expect("logs").get(&key).cloned()
+    }
+    fn events(&self) -> broadcast::Receiver<Event> {
+        self.events.subscribe()
+    }
+    fn metrics(&self) -> String {
+        "starling_fake 1\n# EOF\n".into()
+    }
+}
