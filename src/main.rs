@@ -1,2 +1,10 @@
 //! The binary.
-fn main() {}
+
+use std::process::ExitCode;
+
+use starling::surface::cli;
+
+fn main() -> ExitCode {
+    // SEAM(app): `app` gives the real wiring.
+    cli::main(cli::Wiring::default())
+}
