@@ -4,8 +4,8 @@ use async_trait::async_trait;
 use tokio::sync::mpsc;
 
 use crate::base::{ContactId, Instant};
-use crate::core::api::AttemptKey;
 use crate::core::{BackendCommand, BackendEvent};
+use crate::core::api::AttemptKey;
 use crate::model::NodeCapacity;
 
 /// What a backend found at its start.

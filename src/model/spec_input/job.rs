@@ -38,8 +38,7 @@ pub fn read(root: Field, m: &mut Mistakes) -> Option<ParsedSpec> {
     let data = either(&mut fields, "data", "dataset", m).map(|f| parts::data(f, m)).unwrap_or_default();
     let checkpoint = checkpoint(&mut fields, m);
     let communication = either(&mut fields, "communication", "communication_mode", m).and_then(|f| {
-        let modes =
-            [("sync", Communication::Sync), ("async", Communication::Async), ("none", Communication::None)];
+        let modes = [("sync", Communication::Sync), ("async", Communication::Async), ("none", Communication::None)];
         f.word(m, &modes)
     });
     let max_runtime = max_runtime(&mut fields, m);
@@ -127,11 +126,7 @@ fn run(fields: &mut Fields, m: &mut Mistakes) -> Option<Run> {
         if fields.had("image") {
             return Some(Run::Image);
         }
-        fields.missing(
-            m,
-            "run",
-            "is missing: a shell script, or a list of a program and its arguments (or give an image)",
-        );
+        fields.missing(m, "run", "is missing: a shell script, or a list of a program and its arguments (or give an image)");
         return None;
     }
     let field = fields.take("run", m)?;
@@ -142,12 +137,7 @@ fn run(fields: &mut Fields, m: &mut Mistakes) -> Option<Run> {
         }
         Value::List(items) if !items.is_empty() && items.len() <= 1_024 => argv(field, m),
         _ => {
-            field.wrong(
-                m,
-                format!(
-                    "must be a shell script, or a list of a program and its arguments, of at most {max} bytes"
-                ),
-            );
+            field.wrong(m, format!("must be a shell script, or a list of a program and its arguments, of at most {max} bytes"));
             None
         }
     }
@@ -157,14 +147,16 @@ fn argv(field: Field, m: &mut Mistakes) -> Option<Run> {
     let (path, line) = (field.path.clone(), field.node.line);
     let items = field.items(m, 1_024)?;
     let count = items.len();
-    let args: Vec<String> = items.into_iter().filter_map(|item| item.spelled(m, "must be text")).collect();
+    let args: Vec<String> = items
+        .into_iter()
+        .filter_map(|item| item.spelled(m, "must be text"))
+        .collect();
     let bytes: usize = args.iter().map(String::len).sum();
     let good = !args.first().is_some_and(|program| program.trim().is_empty())
         && bytes <= limits::RUN_BYTES_MAX
         && !args.iter().any(|a| a.contains('\0'));
     if !good {
-        let want =
-            format!("must name a program first, with no NUL, in at most {} bytes", limits::RUN_BYTES_MAX);
+        let want = format!("must name a program first, with no NUL, in at most {} bytes", limits::RUN_BYTES_MAX);
         let value = Some(format!("{count} arguments, {bytes} bytes"));
         m.add(crate::model::input::Mistake { key: path, line, value, want });
     }

@@ -50,9 +50,7 @@ pub enum SpecErrors {
         at: usize,
     },
     /// It is a batch script, not a job file.
-    #[error(
-        "this is a {kind}, which is not supported by this peer yet: write a YAML job file and put the script under run"
-    )]
+    #[error("this is a {kind}, which is not supported by this peer yet: write a YAML job file and put the script under run")]
     Foreign {
         /// What it looks like.
         kind: String,

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use super::job::SPAN_MAX;
 use super::keys::{
-    CHECKPOINT, DATA, FAMILIAR_CHECKPOINT, FAMILIAR_PLACEMENT, FAMILIAR_RESOURCES, LOST_CONTACT, PLACEMENT,
-    RESOURCES, SEED_GPU,
+    CHECKPOINT, DATA, FAMILIAR_CHECKPOINT, FAMILIAR_PLACEMENT, FAMILIAR_RESOURCES, LOST_CONTACT, PLACEMENT, RESOURCES,
+    SEED_GPU,
 };
 use super::later;
 use crate::base::{Bytes, MilliCpu, PeerName, Span};
@@ -93,12 +93,7 @@ fn gpus(field: Field, m: &mut Mistakes) -> Option<(u32, Option<String>)> {
     let max = limits::GPUS_PER_NODE_MAX;
     let Value::Text(text) = &field.node.value else {
         if matches!(field.node.value, Value::Map(_) | Value::List(_)) {
-            field.wrong(
-                m,
-                format!(
-                    "must be a whole number from 0 to {max}, or MODEL:COUNT; models that will do go into gpu"
-                ),
-            );
+            field.wrong(m, format!("must be a whole number from 0 to {max}, or MODEL:COUNT; models that will do go into gpu"));
             return None;
         }
         return field.whole32(m, 0..=max).map(|n| (n, None));
@@ -165,10 +160,7 @@ pub fn env(field: Field, m: &mut Mistakes) -> BTreeMap<String, String> {
     for (name, field) in field.pairs(m, limits::ENV_COUNT_MAX).unwrap_or_default() {
         let ours = name.starts_with("STARLING_") && name != "STARLING_BIN";
         if !words::env_name(&name) {
-            field.wrong(
-                m,
-                "the name must be letters, digits and '_', not starting with a digit, at most 128 characters",
-            );
+            field.wrong(m, "the name must be letters, digits and '_', not starting with a digit, at most 128 characters");
         } else if ours || RESERVED.contains(&name.as_str()) {
             let hint = if name == "CHECKPOINT_PATH" { ": write checkpoint" } else { "" };
             field.wrong(m, format!("is set by the peer{hint}"));
@@ -180,10 +172,7 @@ pub fn env(field: Field, m: &mut Mistakes) -> BTreeMap<String, String> {
         }
     }
     if bytes > limits::ENV_BYTES_MAX {
-        let want = format!(
-            "at most {} bytes in all are passed on: put large values into a file",
-            limits::ENV_BYTES_MAX
-        );
+        let want = format!("at most {} bytes in all are passed on: put large values into a file", limits::ENV_BYTES_MAX);
         m.add(crate::model::input::Mistake { key: path, line, value: Some(format!("{bytes} bytes")), want });
     }
     out
@@ -211,19 +200,14 @@ pub fn data(field: Field, m: &mut Mistakes) -> Vec<String> {
         {
             later::refuse("stage", &stage, m);
         }
-        fields.finish(
-            m,
-            DATA,
-            &[("path", "write uri"), ("source", "write uri"), ("mount", "not supported by this peer yet")],
-        );
+        fields.finish(m, DATA, &[("path", "write uri"), ("source", "write uri"), ("mount", "not supported by this peer yet")]);
     }
     out
 }
 
 /// `checkpoint`: a path, or `{path, every}`.
 pub fn checkpoint(field: Field, m: &mut Mistakes) -> Option<CheckpointSpec> {
-    const WANT: &str =
-        "must be an absolute path or a URI such as s3://bucket/run that every cluster can reach";
+    const WANT: &str = "must be an absolute path or a URI such as s3://bucket/run that every cluster can reach";
     let read = |t: &str| (words::uri(t) || words::absolute(t)).then(|| t.to_owned());
     if !matches!(field.node.value, Value::Map(_)) {
         return field.read(m, WANT, read).map(|path| CheckpointSpec { path, every: None });
@@ -283,9 +267,7 @@ pub fn placement(field: Field, m: &mut Mistakes) -> Option<PlacementSpec> {
     }
     if let Some(field) = fields.take("regions", m) {
         let items = field.one_or_many(m, limits::LIST_MAX).into_iter();
-        out.regions = items
-            .filter_map(|f| f.read(m, words::PLACE, |t| words::place(t).then(|| t.to_owned())))
-            .collect();
+        out.regions = items.filter_map(|f| f.read(m, words::PLACE, |t| words::place(t).then(|| t.to_owned()))).collect();
     }
     if let Some(field) = fields.take("clusters", m) {
         let items = field.one_or_many(m, limits::LIST_MAX).into_iter();
@@ -304,9 +286,7 @@ pub fn labels(field: Field, m: &mut Mistakes) -> BTreeMap<String, String> {
     for (key, field) in field.pairs(m, limits::LIST_MAX).unwrap_or_default() {
         if !words::label_key(&key) {
             field.wrong(m, format!("the key {}", words::LABEL_KEY));
-        } else if let Some(value) =
-            field.read(m, words::LABEL_VALUE, |t| words::label_value(t).then(|| t.to_owned()))
-        {
+        } else if let Some(value) = field.read(m, words::LABEL_VALUE, |t| words::label_value(t).then(|| t.to_owned())) {
             out.insert(key, value);
         }
     }
