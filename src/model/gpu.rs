@@ -9,8 +9,7 @@ use crate::base::Bytes;
 /// Bytes of a name.
 pub const NAME_BYTES_MAX: usize = 63;
 /// What a name must be.
-pub const NAME: &str =
-    "must be an accelerator name such as A100-80G, H100 or MI300X: at most 63 characters of A-Z, a-z, 0-9, ' ', '.', '_', '-', '+', '/' and '()'";
+pub const NAME: &str = "must be an accelerator name such as A100-80G, H100 or MI300X: at most 63 characters of A-Z, a-z, 0-9, ' ', '.', '_', '-', '+', '/' and '()'";
 
 /// Who makes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -134,8 +133,8 @@ const ALIASES: &[(&str, &str)] = &[
 
 /// Parts of a product string that say nothing about the model: maker, line, board and memory kind.
 const NOISE: &[&str] = &[
-    "NVIDIA", "TESLA", "GEFORCE", "QUADRO", "AMD", "INSTINCT", "HUAWEI", "INTEL", "HABANA", "SXM", "SXM2", "SXM3",
-    "SXM4", "SXM5", "SXM6", "PCIE", "OAM", "HBM2", "HBM2E", "HBM3", "HBM3E", "DGXS", "FHHL",
+    "NVIDIA", "TESLA", "GEFORCE", "QUADRO", "AMD", "INSTINCT", "HUAWEI", "INTEL", "HABANA", "SXM", "SXM2",
+    "SXM3", "SXM4", "SXM5", "SXM6", "PCIE", "OAM", "HBM2", "HBM2E", "HBM3", "HBM3E", "DGXS", "FHHL",
 ];
 
 /// A name taken apart.
@@ -158,7 +157,10 @@ fn parse(text: &str) -> Result<Parsed, GpuNameError> {
     let mut head: Vec<&str> = Vec::new();
     let mut gb = None;
     for token in tokens {
-        let memory = token.strip_suffix("GIB").or_else(|| token.strip_suffix("GB")).or_else(|| token.strip_suffix('G'));
+        let memory = token
+            .strip_suffix("GIB")
+            .or_else(|| token.strip_suffix("GB"))
+            .or_else(|| token.strip_suffix('G'));
         match memory.and_then(|n| n.parse::<u32>().ok()) {
             // A second memory makes the name unclear: it is then kept as it is.
             Some(n) if gb.is_none() && !head.is_empty() => gb = Some(n),
@@ -211,7 +213,8 @@ pub fn canonical_measured(text: &str, memory: Bytes) -> Result<String, GpuNameEr
     {
         let measured = memory.0 as f64 / 1e9;
         let off = |gb: u32| (f64::from(gb) * 1.0737 - measured).abs() / f64::from(gb);
-        parsed.gb = model.gb.iter().copied().min_by(|a, b| off(*a).total_cmp(&off(*b))).filter(|gb| off(*gb) < 0.2);
+        parsed.gb =
+            model.gb.iter().copied().min_by(|a, b| off(*a).total_cmp(&off(*b))).filter(|gb| off(*gb) < 0.2);
     }
     Ok(parsed.canonical())
 }
@@ -221,7 +224,9 @@ pub fn canonical_measured(text: &str, memory: Bytes) -> Result<String, GpuNameEr
 pub fn matches(wanted: &str, have: &str) -> bool {
     let (Ok(wanted), Ok(have)) = (parse(wanted), parse(have)) else { return false };
     match (wanted.known, have.known) {
-        (Some(w), Some(h)) if w.head == h.head => wanted.exact_gb().is_none_or(|gb| have.exact_gb() == Some(gb)),
+        (Some(w), Some(h)) if w.head == h.head => {
+            wanted.exact_gb().is_none_or(|gb| have.exact_gb() == Some(gb))
+        }
         (None, None) => wanted.kept.eq_ignore_ascii_case(&have.kept),
         _ => false,
     }
@@ -300,7 +305,11 @@ mod tests {
                 assert_eq!(memory(&name), Some(Bytes::gib((*gb).into())), "{name}");
                 assert_eq!(vendor(&name), Some(m.vendor));
                 for other in CATALOGUE.iter().filter(|o| o.head != m.head) {
-                    assert!(!matches(&name, other.head) && !matches(other.head, &name), "{name} {}", other.head);
+                    assert!(
+                        !matches(&name, other.head) && !matches(other.head, &name),
+                        "{name} {}",
+                        other.head
+                    );
                 }
             }
         }

@@ -145,7 +145,11 @@ impl Field {
 
     /// The items of a list, or the value itself as the only one.
     pub fn one_or_many(self, m: &mut Mistakes, max: usize) -> Vec<Field> {
-        if matches!(self.node.value, Value::List(_)) { self.items(m, max).unwrap_or_default() } else { vec![self] }
+        if matches!(self.node.value, Value::List(_)) {
+            self.items(m, max).unwrap_or_default()
+        } else {
+            vec![self]
+        }
     }
 
     /// The items of a list of at most `max`.
@@ -171,7 +175,13 @@ impl Field {
         }
         let fields = Fields::of(self, m)?;
         let path = fields.path;
-        Some(fields.entries.into_iter().map(|(key, node)| (key.clone(), Field { path: join(&path, &key), node })).collect())
+        Some(
+            fields
+                .entries
+                .into_iter()
+                .map(|(key, node)| (key.clone(), Field { path: join(&path, &key), node }))
+                .collect(),
+        )
     }
 }
 
@@ -182,7 +192,8 @@ impl Fields {
             field.wrong(m, "must be a mapping of keys to values");
             return None;
         };
-        let mut fields = Fields { path: field.path, line: field.node.line, entries: Vec::new(), taken: Vec::new() };
+        let mut fields =
+            Fields { path: field.path, line: field.node.line, entries: Vec::new(), taken: Vec::new() };
         for (key, node) in pairs {
             if let Some((_, first)) = fields.entries.iter().find(|(k, _)| *k == key) {
                 let at = first.line.map_or(String::new(), |n| format!(" (first on line {n})"));

@@ -4,6 +4,7 @@
 //! checks, the wording of mistakes and the "did you mean" are the same for both.
 
 mod fields;
+pub mod fill;
 mod mistake;
 mod node;
 pub mod words;

@@ -270,7 +270,8 @@ fn toml_node(value: &DeValue<'_>, line: u32, lines: &Lines) -> Node {
         DeValue::Boolean(b) => (Value::Bool(*b), b.to_string()),
         DeValue::Datetime(date) => (Value::Other, date.to_string()),
         DeValue::Array(items) => {
-            let nodes = items.iter().map(|item| toml_node(item.get_ref(), lines.at(item.span().start), lines));
+            let nodes =
+                items.iter().map(|item| toml_node(item.get_ref(), lines.at(item.span().start), lines));
             (Value::List(nodes.collect()), String::new())
         }
         DeValue::Table(table) => (toml_table(table, lines), String::new()),
@@ -305,7 +306,11 @@ mod tests {
         assert_eq!((child(&node, "a").spelling.as_str(), child(&node, "a").line), ("1.10", Some(1)));
         let Value::List(items) = &child(&node, "b").value else { panic!("a list") };
         assert!(matches!(&items[0].value, Value::Text(t) if t == "yes"), "{items:?}");
-        assert!(matches!(items[1].value, Value::Int(31)) && items[1].spelling == "0x1F" && items[1].line == Some(4));
+        assert!(
+            matches!(items[1].value, Value::Int(31))
+                && items[1].spelling == "0x1F"
+                && items[1].line == Some(4)
+        );
         assert_eq!(child(child(&node, "e"), "d").spelling, "1e3");
     }
 
@@ -326,7 +331,9 @@ mod tests {
         }
         assert!(from_yaml(&bomb).is_err());
         assert!(from_yaml(&"[".repeat(5_000)).is_err());
-        assert!(from_yaml(&(0..2_000).map(|i| format!("{}a:\n", " ".repeat(i))).collect::<String>()).is_err());
+        assert!(
+            from_yaml(&(0..2_000).map(|i| format!("{}a:\n", " ".repeat(i))).collect::<String>()).is_err()
+        );
         assert!(from_json(&"[".repeat(5_000)).is_err());
         assert!(from_yaml("a: 1\n---\nb: 2\n").is_err(), "one document only");
     }

@@ -1,16 +1,16 @@
 //! The document's top level.
 
 use super::keys::{FAMILIAR_JOB, JOB};
-use super::{ParsedSpec, later, parts};
+use super::{ParsedSpec, SpecDefaults, later, parts};
 use crate::base::Span;
 use crate::model::input::{Field, Fields, Mistakes, Value, words};
-use crate::model::spec::{CheckpointSpec, Communication, JobSpec, Run, limits};
+use crate::model::spec::{CheckpointSpec, Communication, JobSpec, OnLostContact, Run, Then, limits};
 
 /// Longest `max_runtime` and `grace`.
 pub const SPAN_MAX: Span = Span::secs(10 * 366 * 86_400);
 
 /// Reads a whole document. None, or notes in `m`, where something is wrong.
-pub fn read(root: Field, m: &mut Mistakes) -> Option<ParsedSpec> {
+pub fn read(root: Field, defaults: &SpecDefaults, m: &mut Mistakes) -> Option<ParsedSpec> {
     if !matches!(root.node.value, Value::Map(_)) {
         root.wrong(m, "must be a mapping of keys to values, such as `run: python train.py`");
         return None;
@@ -38,12 +38,14 @@ pub fn read(root: Field, m: &mut Mistakes) -> Option<ParsedSpec> {
     let data = either(&mut fields, "data", "dataset", m).map(|f| parts::data(f, m)).unwrap_or_default();
     let checkpoint = checkpoint(&mut fields, m);
     let communication = either(&mut fields, "communication", "communication_mode", m).and_then(|f| {
-        let modes = [("sync", Communication::Sync), ("async", Communication::Async), ("none", Communication::None)];
+        let modes =
+            [("sync", Communication::Sync), ("async", Communication::Async), ("none", Communication::None)];
         f.word(m, &modes)
     });
     let max_runtime = max_runtime(&mut fields, m);
     let retries = fields.take("retries", m).and_then(|f| f.whole32(m, 0..=limits::RETRIES_MAX));
-    let on_lost_contact = fields.take("on_lost_contact", m).and_then(|f| parts::lost_contact(f, m));
+    let contact = OnLostContact { grace: defaults.grace, then: Then::default() };
+    let on_lost_contact = fields.take("on_lost_contact", m).and_then(|f| parts::lost_contact(f, contact, m));
     let placement = fields.take("placement", m).and_then(|f| parts::placement(f, m));
     fields.finish(m, JOB, FAMILIAR_JOB);
 
@@ -62,7 +64,7 @@ pub fn read(root: Field, m: &mut Mistakes) -> Option<ParsedSpec> {
         communication: communication.unwrap_or_default(),
         max_runtime,
         retries: retries.unwrap_or(0),
-        on_lost_contact: on_lost_contact.unwrap_or_default(),
+        on_lost_contact: on_lost_contact.unwrap_or(contact),
         placement: placement.unwrap_or_default(),
         name: name.clone(),
     };
@@ -126,7 +128,11 @@ fn run(fields: &mut Fields, m: &mut Mistakes) -> Option<Run> {
         if fields.had("image") {
             return Some(Run::Image);
         }
-        fields.missing(m, "run", "is missing: a shell script, or a list of a program and its arguments (or give an image)");
+        fields.missing(
+            m,
+            "run",
+            "is missing: a shell script, or a list of a program and its arguments (or give an image)",
+        );
         return None;
     }
     let field = fields.take("run", m)?;
@@ -137,7 +143,12 @@ fn run(fields: &mut Fields, m: &mut Mistakes) -> Option<Run> {
         }
         Value::List(items) if !items.is_empty() && items.len() <= 1_024 => argv(field, m),
         _ => {
-            field.wrong(m, format!("must be a shell script, or a list of a program and its arguments, of at most {max} bytes"));
+            field.wrong(
+                m,
+                format!(
+                    "must be a shell script, or a list of a program and its arguments, of at most {max} bytes"
+                ),
+            );
             None
         }
     }
@@ -147,16 +158,14 @@ fn argv(field: Field, m: &mut Mistakes) -> Option<Run> {
     let (path, line) = (field.path.clone(), field.node.line);
     let items = field.items(m, 1_024)?;
     let count = items.len();
-    let args: Vec<String> = items
-        .into_iter()
-        .filter_map(|item| item.spelled(m, "must be text"))
-        .collect();
+    let args: Vec<String> = items.into_iter().filter_map(|item| item.spelled(m, "must be text")).collect();
     let bytes: usize = args.iter().map(String::len).sum();
     let good = !args.first().is_some_and(|program| program.trim().is_empty())
         && bytes <= limits::RUN_BYTES_MAX
         && !args.iter().any(|a| a.contains('\0'));
     if !good {
-        let want = format!("must name a program first, with no NUL, in at most {} bytes", limits::RUN_BYTES_MAX);
+        let want =
+            format!("must name a program first, with no NUL, in at most {} bytes", limits::RUN_BYTES_MAX);
         let value = Some(format!("{count} arguments, {bytes} bytes"));
         m.add(crate::model::input::Mistake { key: path, line, value, want });
     }
@@ -179,7 +188,7 @@ fn max_runtime(fields: &mut Fields, m: &mut Mistakes) -> Option<Span> {
         field.wrong(m, "says the same as max_runtime: keep one of them");
     }
     match (ours, seconds) {
-        (Some(field), _) => parts::span(field, m, Span::secs(1), SPAN_MAX),
+        (Some(field), _) => crate::model::input::fill::span(field, m, Span::secs(1), SPAN_MAX),
         (None, Some(field)) => field.whole(m, 1..=SPAN_MAX.0 / 1_000_000).map(Span::secs),
         (None, None) => None,
     }

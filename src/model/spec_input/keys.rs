@@ -174,5 +174,9 @@ pub(super) const FAMILIAR_PLACEMENT: &[Familiar] = &[
     ("max_price", "write price_max (not supported by this peer yet)"),
     ("affinity", "write labels"),
 ];
-pub(super) const FAMILIAR_CHECKPOINT: &[Familiar] =
-    &[("uri", "write path"), ("dir", "write path"), ("interval", "write every: 10m"), ("frequency", "write every: 10m")];
+pub(super) const FAMILIAR_CHECKPOINT: &[Familiar] = &[
+    ("uri", "write path"),
+    ("dir", "write path"),
+    ("interval", "write every: 10m"),
+    ("frequency", "write every: 10m"),
+];

@@ -39,7 +39,9 @@ fn has_shape(value: &Value, shape: Shape) -> bool {
         (Shape::Words, value) => text(value),
         (Shape::Number | Shape::Index, Value::Int(n)) => (0..=1_000_000).contains(n),
         (Shape::Number, Value::Float(x)) => (0.0..=1e6).contains(x),
-        (Shape::Index, Value::Text(t)) => !t.is_empty() && t.chars().all(|c| c.is_ascii_digit() || "-,:%".contains(c)),
+        (Shape::Index, Value::Text(t)) => {
+            !t.is_empty() && t.chars().all(|c| c.is_ascii_digit() || "-,:%".contains(c))
+        }
         _ => false,
     }
 }

@@ -19,7 +19,8 @@ pub use keys::{CHECKPOINT, DATA, Familiar, JOB, LOST_CONTACT, PLACEMENT, RESOURC
 pub use render::render_spec;
 
 use super::input::{Field, Mistake, Mistakes, Node, SyntaxError, from_json, from_yaml};
-use super::spec::{JobSpec, limits};
+use super::spec::{JobSpec, OnLostContact, limits};
+use crate::base::Span;
 
 /// A job file that was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +29,19 @@ pub struct ParsedSpec {
     pub spec: JobSpec,
     /// Its idempotency key, where the document carries one (`job_id`).
     pub key: Option<String>,
+}
+
+/// What a job gets that does not say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SpecDefaults {
+    /// `on_lost_contact.grace`; the peer's `timing.grace`. None is `never`.
+    pub grace: Option<Span>,
+}
+
+impl Default for SpecDefaults {
+    fn default() -> Self {
+        Self { grace: OnLostContact::default().grace }
+    }
 }
 
 /// Why a document is not a job. Nothing was stored or changed; correct the document and send it again.
@@ -50,7 +64,9 @@ pub enum SpecErrors {
         at: usize,
     },
     /// It is a batch script, not a job file.
-    #[error("this is a {kind}, which is not supported by this peer yet: write a YAML job file and put the script under run")]
+    #[error(
+        "this is a {kind}, which is not supported by this peer yet: write a YAML job file and put the script under run"
+    )]
     Foreign {
         /// What it looks like.
         kind: String,
@@ -88,9 +104,14 @@ impl SpecErrors {
 
 /// Reads a job from YAML or JSON. Every mistake is named at once, with its key, line and what would be right.
 pub fn parse_spec(bytes: &[u8]) -> Result<ParsedSpec, SpecErrors> {
+    parse_spec_with(bytes, &SpecDefaults::default())
+}
+
+/// As `parse_spec`, with a peer's own defaults.
+pub fn parse_spec_with(bytes: &[u8], defaults: &SpecDefaults) -> Result<ParsedSpec, SpecErrors> {
     let node = read_tree(bytes)?;
     let mut mistakes = Mistakes::default();
-    let parsed = job::read(Field { path: String::new(), node }, &mut mistakes);
+    let parsed = job::read(Field { path: String::new(), node }, defaults, &mut mistakes);
     match parsed {
         Some(parsed) if mistakes.is_empty() => Ok(parsed),
         _ => Err(SpecErrors::Mistakes(mistakes.into_vec())),

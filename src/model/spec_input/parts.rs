@@ -4,31 +4,18 @@ use std::collections::BTreeMap;
 
 use super::job::SPAN_MAX;
 use super::keys::{
-    CHECKPOINT, DATA, FAMILIAR_CHECKPOINT, FAMILIAR_PLACEMENT, FAMILIAR_RESOURCES, LOST_CONTACT, PLACEMENT, RESOURCES,
-    SEED_GPU,
+    CHECKPOINT, DATA, FAMILIAR_CHECKPOINT, FAMILIAR_PLACEMENT, FAMILIAR_RESOURCES, LOST_CONTACT, PLACEMENT,
+    RESOURCES, SEED_GPU,
 };
 use super::later;
-use crate::base::{Bytes, MilliCpu, PeerName, Span};
+use crate::base::{MilliCpu, PeerName, Span};
 use crate::model::gpu;
+use crate::model::input::fill::{cpus, labels, memory, span, span_want};
 use crate::model::input::{Field, Fields, Mistakes, Value, words};
 use crate::model::spec::{CheckpointSpec, OnLostContact, PlacementSpec, Policy, Resources, Then, limits};
 
-/// Most CPU of one node: 10,000 cores.
-pub const CPU_MAX: MilliCpu = MilliCpu(10_000_000);
-/// Most memory of one node: 1 PiB.
-pub const MEMORY_MAX: Bytes = Bytes(1 << 50);
 /// Variables that the peer sets itself.
 const RESERVED: &[&str] = &["CHECKPOINT_PATH", "TRACEPARENT", "CUDA_VISIBLE_DEVICES"];
-
-/// A duration inside a range.
-pub fn span(field: Field, m: &mut Mistakes, low: Span, high: Span) -> Option<Span> {
-    let want = span_want(low, high);
-    field.read(m, &want, |t| t.parse::<Span>().ok().filter(|s| (low..=high).contains(s)))
-}
-
-fn span_want(low: Span, high: Span) -> String {
-    format!("{}, from {} to {}", words::DURATION, words::span_text(low), words::span_text(high))
-}
 
 /// What a job gets that asks for nothing.
 pub fn no_resources() -> Resources {
@@ -93,7 +80,12 @@ fn gpus(field: Field, m: &mut Mistakes) -> Option<(u32, Option<String>)> {
     let max = limits::GPUS_PER_NODE_MAX;
     let Value::Text(text) = &field.node.value else {
         if matches!(field.node.value, Value::Map(_) | Value::List(_)) {
-            field.wrong(m, format!("must be a whole number from 0 to {max}, or MODEL:COUNT; models that will do go into gpu"));
+            field.wrong(
+                m,
+                format!(
+                    "must be a whole number from 0 to {max}, or MODEL:COUNT; models that will do go into gpu"
+                ),
+            );
             return None;
         }
         return field.whole32(m, 0..=max).map(|n| (n, None));
@@ -125,33 +117,6 @@ fn models(field: Field, m: &mut Mistakes) -> Vec<String> {
     out
 }
 
-/// Cores as a number, or text such as `500m`.
-pub fn cpus(field: Field, m: &mut Mistakes) -> Option<MilliCpu> {
-    let read = match &field.node.value {
-        Value::Int(_) | Value::Float(_) => field.node.spelling.parse::<MilliCpu>().ok(),
-        Value::Text(text) => text.parse().ok(),
-        _ => None,
-    };
-    let good = read.filter(|c| (MilliCpu(1)..=CPU_MAX).contains(c));
-    if good.is_none() {
-        field.wrong(m, "must be a number of cores such as 4, 0.5 or 500m, at most 10000");
-    }
-    good
-}
-
-/// A size with a unit.
-pub fn memory(field: Field, m: &mut Mistakes) -> Option<Bytes> {
-    let zero = matches!(field.node.value, Value::Int(0));
-    if zero {
-        return Some(Bytes(0));
-    }
-    let want = format!("{}, at most {MEMORY_MAX}", words::SIZE);
-    field.read(m, &want, |t| {
-        let unit = t.trim().ends_with(|c: char| c.is_ascii_alphabetic());
-        t.parse::<Bytes>().ok().filter(|b| unit && *b <= MEMORY_MAX)
-    })
-}
-
 /// `env`.
 pub fn env(field: Field, m: &mut Mistakes) -> BTreeMap<String, String> {
     let mut out = BTreeMap::new();
@@ -160,7 +125,10 @@ pub fn env(field: Field, m: &mut Mistakes) -> BTreeMap<String, String> {
     for (name, field) in field.pairs(m, limits::ENV_COUNT_MAX).unwrap_or_default() {
         let ours = name.starts_with("STARLING_") && name != "STARLING_BIN";
         if !words::env_name(&name) {
-            field.wrong(m, "the name must be letters, digits and '_', not starting with a digit, at most 128 characters");
+            field.wrong(
+                m,
+                "the name must be letters, digits and '_', not starting with a digit, at most 128 characters",
+            );
         } else if ours || RESERVED.contains(&name.as_str()) {
             let hint = if name == "CHECKPOINT_PATH" { ": write checkpoint" } else { "" };
             field.wrong(m, format!("is set by the peer{hint}"));
@@ -172,7 +140,10 @@ pub fn env(field: Field, m: &mut Mistakes) -> BTreeMap<String, String> {
         }
     }
     if bytes > limits::ENV_BYTES_MAX {
-        let want = format!("at most {} bytes in all are passed on: put large values into a file", limits::ENV_BYTES_MAX);
+        let want = format!(
+            "at most {} bytes in all are passed on: put large values into a file",
+            limits::ENV_BYTES_MAX
+        );
         m.add(crate::model::input::Mistake { key: path, line, value: Some(format!("{bytes} bytes")), want });
     }
     out
@@ -200,14 +171,19 @@ pub fn data(field: Field, m: &mut Mistakes) -> Vec<String> {
         {
             later::refuse("stage", &stage, m);
         }
-        fields.finish(m, DATA, &[("path", "write uri"), ("source", "write uri"), ("mount", "not supported by this peer yet")]);
+        fields.finish(
+            m,
+            DATA,
+            &[("path", "write uri"), ("source", "write uri"), ("mount", "not supported by this peer yet")],
+        );
     }
     out
 }
 
 /// `checkpoint`: a path, or `{path, every}`.
 pub fn checkpoint(field: Field, m: &mut Mistakes) -> Option<CheckpointSpec> {
-    const WANT: &str = "must be an absolute path or a URI such as s3://bucket/run that every cluster can reach";
+    const WANT: &str =
+        "must be an absolute path or a URI such as s3://bucket/run that every cluster can reach";
     let read = |t: &str| (words::uri(t) || words::absolute(t)).then(|| t.to_owned());
     if !matches!(field.node.value, Value::Map(_)) {
         return field.read(m, WANT, read).map(|path| CheckpointSpec { path, every: None });
@@ -224,8 +200,7 @@ pub fn checkpoint(field: Field, m: &mut Mistakes) -> Option<CheckpointSpec> {
 }
 
 /// `on_lost_contact`.
-pub fn lost_contact(field: Field, m: &mut Mistakes) -> Option<OnLostContact> {
-    let mut out = OnLostContact::default();
+pub fn lost_contact(field: Field, mut out: OnLostContact, m: &mut Mistakes) -> Option<OnLostContact> {
     let mut fields = Fields::of(field, m)?;
     if let Some(field) = fields.take("grace", m) {
         if matches!(&field.node.value, Value::Text(t) if t == "never") {
@@ -267,7 +242,9 @@ pub fn placement(field: Field, m: &mut Mistakes) -> Option<PlacementSpec> {
     }
     if let Some(field) = fields.take("regions", m) {
         let items = field.one_or_many(m, limits::LIST_MAX).into_iter();
-        out.regions = items.filter_map(|f| f.read(m, words::PLACE, |t| words::place(t).then(|| t.to_owned()))).collect();
+        out.regions = items
+            .filter_map(|f| f.read(m, words::PLACE, |t| words::place(t).then(|| t.to_owned())))
+            .collect();
     }
     if let Some(field) = fields.take("clusters", m) {
         let items = field.one_or_many(m, limits::LIST_MAX).into_iter();
@@ -278,17 +255,4 @@ pub fn placement(field: Field, m: &mut Mistakes) -> Option<PlacementSpec> {
     }
     fields.finish(m, PLACEMENT, FAMILIAR_PLACEMENT);
     Some(out)
-}
-
-/// Labels: key and value, both of a small alphabet.
-pub fn labels(field: Field, m: &mut Mistakes) -> BTreeMap<String, String> {
-    let mut out = BTreeMap::new();
-    for (key, field) in field.pairs(m, limits::LIST_MAX).unwrap_or_default() {
-        if !words::label_key(&key) {
-            field.wrong(m, format!("the key {}", words::LABEL_KEY));
-        } else if let Some(value) = field.read(m, words::LABEL_VALUE, |t| words::label_value(t).then(|| t.to_owned())) {
-            out.insert(key, value);
-        }
-    }
-    out
 }

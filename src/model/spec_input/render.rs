@@ -48,10 +48,13 @@ fn document(spec: &JobSpec) -> Vec<(String, Value)> {
         put("data", json!(spec.data));
     }
     if let Some(c) = &spec.checkpoint {
-        put("checkpoint", match c.every {
-            Some(every) => json!({"path": c.path, "every": span_text(every)}),
-            None => json!({"path": c.path}),
-        });
+        put(
+            "checkpoint",
+            match c.every {
+                Some(every) => json!({"path": c.path, "every": span_text(every)}),
+                None => json!({"path": c.path}),
+            },
+        );
     }
     match spec.communication {
         Communication::Sync => {}
@@ -91,7 +94,8 @@ fn resources(r: &Resources) -> Value {
 
 fn placement(p: &PlacementSpec) -> Value {
     let mut map = Map::new();
-    let policy = POLICIES.iter().find(|(_, policy)| *policy == p.policy).map_or("balanced", |(name, _)| *name);
+    let policy =
+        POLICIES.iter().find(|(_, policy)| *policy == p.policy).map_or("balanced", |(name, _)| *name);
     map.insert("policy".into(), json!(policy));
     if !p.regions.is_empty() {
         map.insert("regions".into(), json!(p.regions));
@@ -151,7 +155,8 @@ fn scalar(value: &Value) -> String {
 fn quoted(text: &str) -> String {
     let safe = text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
         && text.chars().all(|c| c.is_ascii_alphanumeric() || "_./-".contains(c))
-        && !["true", "false", "null", "yes", "no", "on", "off", "y", "n"].contains(&text.to_ascii_lowercase().as_str());
+        && !["true", "false", "null", "yes", "no", "on", "off", "y", "n"]
+            .contains(&text.to_ascii_lowercase().as_str());
     if safe {
         return text.to_owned();
     }

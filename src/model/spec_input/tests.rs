@@ -36,10 +36,24 @@ fn wrong(text: &str, parts: &[&str]) {
 #[test]
 fn the_smallest_job_has_every_default() {
     let spec = good("run: echo hello");
-    assert_eq!((spec.name.as_str(), spec.tenant.as_str(), spec.priority, spec.nodes), ("job", "default", 50, 1));
+    assert_eq!(
+        (spec.name.as_str(), spec.tenant.as_str(), spec.priority, spec.nodes),
+        ("job", "default", 50, 1)
+    );
     assert_eq!(spec.run, Run::Script("echo hello".into()));
     assert_eq!(spec.resources, Resources { cpus: MilliCpu(1000), ..Resources::default() });
     assert_eq!(spec.on_lost_contact, OnLostContact { grace: Some(Span::secs(120)), then: Then::Restart });
+}
+
+#[test]
+fn a_peer_may_have_its_own_grace() {
+    let defaults = SpecDefaults { grace: Some(Span::secs(9)) };
+    let grace =
+        |text: &str| parse_spec_with(text.as_bytes(), &defaults).expect("good").spec.on_lost_contact.grace;
+    assert_eq!(grace("run: x"), Some(Span::secs(9)));
+    assert_eq!(grace("run: x\non_lost_contact: {then: fail}"), Some(Span::secs(9)));
+    assert_eq!(grace("run: x\non_lost_contact: {grace: 1m}"), Some(Span::secs(60)));
+    assert_eq!(grace("run: x\non_lost_contact: {grace: never}"), None);
 }
 
 #[test]
@@ -72,7 +86,10 @@ placement:
     );
     assert_eq!(spec.priority, 75);
     assert_eq!(spec.resources.gpu, ["A100-80G", "H100"]);
-    assert_eq!((spec.resources.gpus, spec.resources.cpus, spec.resources.memory), (8, MilliCpu(500), Bytes::gib(64)));
+    assert_eq!(
+        (spec.resources.gpus, spec.resources.cpus, spec.resources.memory),
+        (8, MilliCpu(500), Bytes::gib(64))
+    );
     assert_eq!(spec.gpus_total(), 32);
     let env: Vec<_> = spec.env.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
     assert_eq!(env, [("DEBUG", "true"), ("EMPTY", ""), ("LR", "1.10"), ("STEPS", "1_000")]);
@@ -95,7 +112,10 @@ fn the_plain_job_request_is_taken_as_it_stands() {
     assert_eq!(spec.image.as_deref(), Some("registry.example.com/llm/train:20250601"));
     assert_eq!((spec.resources.gpus, spec.resources.gpu.as_slice()), (8, ["A100-80G".to_owned()].as_slice()));
     assert_eq!(spec.data, ["s3://datasets/corpus-v2"]);
-    assert_eq!(spec.checkpoint, Some(CheckpointSpec { path: "s3://checkpoints/job-001".into(), every: None }));
+    assert_eq!(
+        spec.checkpoint,
+        Some(CheckpointSpec { path: "s3://checkpoints/job-001".into(), every: None })
+    );
     assert_eq!(spec.communication, Communication::Async);
     assert_eq!((spec.priority, spec.max_runtime), (75, Some(Span::secs(86_400))));
     assert_eq!(spec.env.get("TASK_TYPE").map(String::as_str), Some("training"));
@@ -132,7 +152,15 @@ fn absurd_values_are_refused_by_name() {
     wrong(&format!("name: {}\nrun: x", "n".repeat(129)), &["name", "must be 1 to 128"]);
     wrong("name: 123\nrun: x", &["put it in quotes"]);
     wrong("name: -rf\nrun: x", &["starting with a letter or digit"]);
-    for n in ["-1", "18446744073709551615", "340282366920938463463374607431768211456", "1e308", "4.5", "[1]", "0x10000"] {
+    for n in [
+        "-1",
+        "18446744073709551615",
+        "340282366920938463463374607431768211456",
+        "1e308",
+        "4.5",
+        "[1]",
+        "0x10000",
+    ] {
         wrong(&format!("nodes: {n}\nrun: x"), &["nodes", "from 1 to 4096"]);
         wrong(&format!("resources: {{gpus: {n}}}\nrun: x"), &["resources.gpus", "from 0 to 1024"]);
     }
@@ -167,7 +195,10 @@ fn absurd_values_are_refused_by_name() {
     wrong("placement: {clusters: [Big_One]}\nrun: x", &["placement.clusters[0]"]);
     wrong("placement: {labels: {a: 'b c'}}\nrun: x", &["placement.labels.a"]);
     wrong("communication: allreduce\nrun: x", &["one of sync, async, none"]);
-    wrong(&format!("env: {{{}}}\nrun: x", (0..300).map(|i| format!("A{i}: b")).collect::<Vec<_>>().join(", ")), &["at most 256"]);
+    wrong(
+        &format!("env: {{{}}}\nrun: x", (0..300).map(|i| format!("A{i}: b")).collect::<Vec<_>>().join(", ")),
+        &["at most 256"],
+    );
     wrong(&format!("env: {{A: {}}}\nrun: x", "y".repeat(33_000)), &["at most 32768 bytes"]);
 }
 
@@ -200,7 +231,10 @@ fn what_comes_later_is_refused_never_ignored() {
         wrong(&format!("{key}: {value}\nrun: x"), &[key, "not supported by this peer yet: remove it"]);
         wrong(&format!("{key}: {bad}\nrun: x"), &[key, "must be", "not supported by this peer yet"]);
     }
-    wrong("data: [{uri: 's3://a/b', stage: true}]\nrun: x", &["data[0].stage", "not supported by this peer yet"]);
+    wrong(
+        "data: [{uri: 's3://a/b', stage: true}]\nrun: x",
+        &["data[0].stage", "not supported by this peer yet"],
+    );
     wrong("placement: {price_max: 2.5}\nrun: x", &["placement.price_max", "not supported by this peer yet"]);
     wrong("on_lost_contact: {then: duplicate_ok}\nrun: x", &["not supported by this peer yet"]);
 }
@@ -232,7 +266,16 @@ fn garbage_has_a_typed_answer() {
     assert_eq!(parse_spec(b" \n\t\n"), Err(SpecErrors::Empty));
     assert_eq!(parse_spec(b"run: \xff"), Err(SpecErrors::NotText { at: 5 }));
     assert_eq!(parse_spec(b"run: a\0b"), Err(SpecErrors::NotText { at: 6 }));
-    for text in ["run: [", "{", "run: 'x", "a: b: c", "run: x\n---\nrun: y", "run: *nowhere", "{\"run\": }", "!!binary x: y"] {
+    for text in [
+        "run: [",
+        "{",
+        "run: 'x",
+        "a: b: c",
+        "run: x\n---\nrun: y",
+        "run: *nowhere",
+        "{\"run\" \"x\"}",
+        "!!binary x: y",
+    ] {
         let got = parse_spec(text.as_bytes());
         assert!(matches!(got, Err(SpecErrors::Syntax { .. })), "{text:?} {got:?}");
     }
@@ -253,7 +296,10 @@ fn json_and_yaml_say_the_same() {
     let yaml = good("name: a\nrun: [python, train.py, --lr, 0.5, --steps, 3]\nretries: 2");
     let json = good(r#"{"name":"a","run":["python","train.py","--lr",0.5,"--steps",3],"retries":2}"#);
     assert_eq!(yaml, json);
-    assert_eq!(yaml.run, Run::Argv(["python", "train.py", "--lr", "0.5", "--steps", "3"].map(String::from).to_vec()));
+    assert_eq!(
+        yaml.run,
+        Run::Argv(["python", "train.py", "--lr", "0.5", "--steps", "3"].map(String::from).to_vec())
+    );
     // YAML in braces, with what JSON does not allow.
     assert_eq!(good("{run: x, name: a,}"), good("run: x\nname: a"));
     assert_eq!(good("x: &s {a: b}\nrun: x".replace("x: &s {a: b}\n", "").as_str()).name, "job");
@@ -283,10 +329,12 @@ fn run() -> impl Strategy<Value = Run> {
     let solid = |t: &String| !t.trim().is_empty();
     prop_oneof![
         text().prop_filter("a script", solid).prop_map(Run::Script),
-        (text().prop_filter("a program", solid), proptest::collection::vec(text(), 0..5)).prop_map(|(program, mut args)| {
-            args.insert(0, program);
-            Run::Argv(args)
-        }),
+        (text().prop_filter("a program", solid), proptest::collection::vec(text(), 0..5)).prop_map(
+            |(program, mut args)| {
+                args.insert(0, program);
+                Run::Argv(args)
+            }
+        ),
         Just(Run::Image),
     ]
 }
@@ -302,17 +350,25 @@ fn places() -> impl Strategy<Value = PlacementSpec> {
         .prop_map(|(policy, regions, clusters, labels)| PlacementSpec {
             policy,
             regions,
-            clusters: clusters.iter().map(|c| PeerName::new(c).expect("generated from its alphabet")).collect(),
+            clusters: clusters
+                .iter()
+                .map(|c| PeerName::new(c).expect("generated from its alphabet"))
+                .collect(),
             labels,
         })
 }
 
 fn needs() -> impl Strategy<Value = Resources> {
-    (0..=1024u32, 0..3usize, 1..=10_000_000u64, 0..=1u64 << 50).prop_map(|(gpus, models, cpus, memory)| Resources {
-        gpus,
-        gpu: ["A100-80G", "TPU v5e", "RTX-4090"][..if gpus == 0 { 0 } else { models }].iter().map(|s| (*s).to_owned()).collect(),
-        cpus: MilliCpu(cpus),
-        memory: Bytes(memory),
+    (0..=1024u32, 0..3usize, 1..=10_000_000u64, 0..=1u64 << 50).prop_map(|(gpus, models, cpus, memory)| {
+        Resources {
+            gpus,
+            gpu: ["A100-80G", "TPU v5e", "RTX-4090"][..if gpus == 0 { 0 } else { models }]
+                .iter()
+                .map(|s| (*s).to_owned())
+                .collect(),
+            cpus: MilliCpu(cpus),
+            memory: Bytes(memory),
+        }
     })
 }
 
@@ -332,14 +388,37 @@ fn spec() -> impl Strategy<Value = JobSpec> {
     let data = proptest::collection::vec("(s3://[a-z0-9/.-]{1,20}|/[a-z0-9 /.#:-]{0,20})", 0..3);
     let at = proptest::option::of("/[a-z \"#:{},&*-]{0,20}");
     (name, name, needs(), run(), env, data, at, lasting(), places()).prop_map(
-        |(name, tenant, resources, run, env, data, at, (limit, grace, nodes, retries, priority), placement)| JobSpec {
+        |(
+            name,
+            tenant,
+            resources,
+            run,
+            env,
+            data,
+            at,
+            (limit, grace, nodes, retries, priority),
+            placement,
+        )| JobSpec {
             image: (run == Run::Image).then(|| "registry.example.com:5000/a/b:1".into()),
-            communication: [Communication::Sync, Communication::Async, Communication::None][nodes as usize % 3],
+            communication: [Communication::Sync, Communication::Async, Communication::None]
+                [nodes as usize % 3],
             checkpoint: at.clone().map(|path| CheckpointSpec { path, every: limit }),
-            on_lost_contact: OnLostContact { grace, then: if nodes % 2 == 0 { Then::Restart } else { Then::Fail } },
+            on_lost_contact: OnLostContact {
+                grace,
+                then: if nodes % 2 == 0 { Then::Restart } else { Then::Fail },
+            },
             max_runtime: limit,
             workdir: at,
-            name, tenant, priority, resources, nodes, run, env, data, retries, placement,
+            name,
+            tenant,
+            priority,
+            resources,
+            nodes,
+            run,
+            env,
+            data,
+            retries,
+            placement,
         },
     )
 }

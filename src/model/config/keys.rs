@@ -1,0 +1,83 @@
+//! Every key of a configuration.
+
+use crate::model::input::Key;
+
+const fn key(name: &'static str) -> Key {
+    Key { name, ready: true }
+}
+
+pub(super) const TOP: &[Key] = &[
+    key("name"),
+    key("region"),
+    key("zone"),
+    key("state"),
+    key("listen"),
+    key("advertise"),
+    key("api"),
+    key("labels"),
+    key("price_per_gpu_hour"),
+    key("pue"),
+    key("nodes"),
+    key("backend"),
+    key("replicas"),
+    key("witness"),
+    key("limits"),
+    key("timing"),
+    key("shutdown"),
+    key("certificate"),
+    key("local"),
+];
+pub(super) const API: &[Key] = &[key("listen"), key("unix")];
+pub(super) const NODES: &[Key] =
+    &[key("name"), key("count"), key("gpu"), key("gpus"), key("gpu_memory"), key("cpus"), key("memory")];
+pub(super) const LIMITS: &[Key] = &[
+    key("jobs"),
+    key("claims"),
+    key("disk_reserve"),
+    key("log_bytes"),
+    key("log_files"),
+    key("attempts_kept"),
+    key("retain"),
+];
+pub(super) const TIMING: &[Key] = &[
+    key("renew_every"),
+    key("rho"),
+    key("margin"),
+    key("grace"),
+    key("grant_for"),
+    key("gossip_interval"),
+    key("gossip_interval_busy"),
+    key("probe_every"),
+    key("probe_share"),
+];
+pub(super) const SHUTDOWN: &[Key] = &[key("deadline"), key("jobs"), key("notice")];
+pub(super) const CERTIFICATE: &[Key] = &[key("lifetime")];
+pub(super) const LOCAL: &[Key] = &[key("container_runtime"), key("cgroups")];
+
+/// Every table with its path; the empty path is the document.
+pub const SECTIONS: &[(&str, &[Key])] = &[
+    ("", TOP),
+    ("api", API),
+    ("nodes", NODES),
+    ("limits", LIMITS),
+    ("timing", TIMING),
+    ("shutdown", SHUTDOWN),
+    ("certificate", CERTIFICATE),
+    ("local", LOCAL),
+];
+
+/// What people may write by habit, and what to write here.
+pub(super) const FAMILIAR: &[(&str, &str)] = &[
+    ("state_dir", "write state"),
+    ("data_dir", "write state"),
+    ("bind", "write listen"),
+    ("address", "write listen or advertise"),
+    ("join", "a token is given once, on the command line: starling up --join TOKEN@HOST:PORT"),
+    ("peers", "peers are found by joining: starling up --join TOKEN@HOST:PORT"),
+    ("seeds", "peers are found by joining: starling up --join TOKEN@HOST:PORT"),
+    ("price", "write price_per_gpu_hour"),
+    ("gpus", "write it in a [[nodes]] table"),
+    ("gpu", "write it in a [[nodes]] table"),
+    ("node", "write [[nodes]]"),
+    ("cluster", "a peer's cluster has the peer's name: write name"),
+];

@@ -1,0 +1,124 @@
+//! From a configuration to text.
+
+use toml::{Table, Value};
+
+use super::{BackendKind, Config, ShutdownJobs};
+use crate::base::Span;
+use crate::model::input::words::{size_text, span_text};
+use crate::model::report::NodeCapacity;
+
+fn text(value: impl Into<String>) -> Value {
+    Value::String(value.into())
+}
+fn whole(n: impl TryInto<i64>) -> Value {
+    Value::Integer(n.try_into().unwrap_or(i64::MAX))
+}
+fn milli(n: impl Into<u64>) -> Value {
+    Value::Float(n.into() as f64 / 1e3)
+}
+fn span_or_never(span: Option<Span>) -> Value {
+    text(span.map_or_else(|| "never".to_owned(), span_text))
+}
+fn table<const N: usize>(pairs: [(&str, Option<Value>); N]) -> Table {
+    pairs.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect()
+}
+
+fn node(n: &NodeCapacity) -> Value {
+    Value::Table(table([
+        ("name", Some(text(&n.name))),
+        ("count", Some(whole(n.count))),
+        ("gpu", n.gpu_model.as_ref().map(text)),
+        ("gpus", Some(whole(n.gpus))),
+        ("gpu_memory", n.gpu_model.as_ref().map(|_| text(size_text(n.gpu_memory)))),
+        ("cpus", Some(text(format!("{}m", n.cpus.0)))),
+        ("memory", Some(text(size_text(n.memory)))),
+    ]))
+}
+
+pub(super) fn write(c: &Config) -> String {
+    let labels: Table = c.labels.iter().map(|(k, v)| (k.clone(), text(v))).collect();
+    let path = |p: &std::path::PathBuf| text(p.to_string_lossy());
+    let top = table([
+        ("name", c.name.as_ref().map(|n| text(n.as_str()))),
+        ("region", Some(text(&c.region))),
+        ("zone", Some(text(&c.zone))),
+        ("state", c.state.as_ref().map(path)),
+        ("listen", Some(text(c.listen.to_string()))),
+        ("advertise", Some(Value::Array(c.advertise.iter().map(text).collect()))),
+        ("price_per_gpu_hour", Some(milli(c.price_milli))),
+        ("pue", Some(milli(c.pue_milli))),
+        (
+            "backend",
+            Some(text(match c.backend {
+                BackendKind::Local => "local",
+            })),
+        ),
+        ("replicas", Some(whole(c.replicas))),
+        ("witness", Some(Value::Boolean(c.witness))),
+        ("labels", Some(Value::Table(labels))),
+        ("nodes", (!c.nodes.is_empty()).then(|| Value::Array(c.nodes.iter().map(node).collect()))),
+        (
+            "api",
+            Some(Value::Table(table([
+                ("listen", Some(text(c.api.listen.map_or_else(|| "off".to_owned(), |a| a.to_string())))),
+                ("unix", c.api.unix.as_ref().map(path)),
+            ]))),
+        ),
+        ("limits", Some(Value::Table(limits(c)))),
+        ("timing", Some(Value::Table(timing(c)))),
+        (
+            "shutdown",
+            Some(Value::Table(table([
+                ("deadline", Some(text(span_text(c.shutdown.deadline)))),
+                (
+                    "jobs",
+                    Some(text(match c.shutdown.jobs {
+                        ShutdownJobs::Leave => "leave",
+                        ShutdownJobs::Move => "move",
+                    })),
+                ),
+                ("notice", Some(text(span_text(c.shutdown.notice)))),
+            ]))),
+        ),
+        (
+            "certificate",
+            Some(Value::Table(table([("lifetime", Some(text(span_text(c.certificate.lifetime))))]))),
+        ),
+        (
+            "local",
+            Some(Value::Table(table([
+                ("container_runtime", c.local.container_runtime.as_ref().map(path)),
+                ("cgroups", Some(Value::Boolean(c.local.cgroups))),
+            ]))),
+        ),
+    ]);
+    toml::to_string(&top).expect("tables of text, numbers, booleans and lists always serialize")
+}
+
+fn limits(c: &Config) -> Table {
+    let l = &c.limits;
+    table([
+        ("jobs", Some(whole(l.jobs))),
+        ("claims", Some(whole(l.claims))),
+        ("disk_reserve", Some(text(size_text(l.disk_reserve)))),
+        ("log_bytes", Some(text(size_text(l.log_bytes)))),
+        ("log_files", Some(whole(l.log_files))),
+        ("attempts_kept", Some(whole(l.attempts_kept))),
+        ("retain", Some(span_or_never(l.retain))),
+    ])
+}
+
+fn timing(c: &Config) -> Table {
+    let w = &c.timing;
+    table([
+        ("renew_every", Some(text(span_text(w.renew_every)))),
+        ("rho", Some(milli(w.rho_milli))),
+        ("margin", Some(text(span_text(w.margin)))),
+        ("grace", Some(text(span_text(w.grace)))),
+        ("grant_for", Some(text(span_text(w.grant_for)))),
+        ("gossip_interval", Some(text(span_text(w.gossip_interval)))),
+        ("gossip_interval_busy", Some(text(span_text(w.gossip_interval_busy)))),
+        ("probe_every", Some(span_or_never(w.probe_every))),
+        ("probe_share", Some(milli(w.probe_share_milli))),
+    ])
+}
