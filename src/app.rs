@@ -1,1 +1,280 @@
-//! The sole place that wires the layers.
+//! The sole place that wires the layers: a peer from its settings, and its orderly end.
+
+mod node;
+mod open;
+mod settings;
+mod tasks;
+
+pub use node::Node;
+pub use open::{OpenError, Opened, Wish};
+pub use settings::{OnShutdown, Settings};
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::backends::Backend;
+use crate::backends::local::{LocalBackend, LocalConfig, clock};
+use crate::base::{Bytes, Span, WallTime};
+use crate::core::{CoreConfig, Input, Now, Peer};
+use crate::model::gpu;
+use crate::model::report::{BuildReport, CapacityReport, Liveness};
+use crate::runtime::driver::{self, DriverParts};
+use crate::runtime::gossip::GossipConfig;
+use crate::runtime::gossip::Facet;
+use crate::runtime::handle::PeerHandle;
+use crate::runtime::mesh::{Mesh, MeshConfig, MeshParts};
+use crate::runtime::store::StoreError;
+use crate::runtime::tokens::{IssuerParts, TokenBook, TokenIssuer};
+use crate::surface::serve::{self, ApiListeners};
+use crate::transport::codec::WIRE;
+use crate::transport::Net;
+
+/// Why a peer did not start or did not go on. What is on disk is as it was last synced.
+#[derive(Debug, thiserror::Error)]
+pub enum UpError {
+    /// State, identity or join.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The network.
+    #[error("{0}")]
+    Net(#[from] crate::transport::NetError),
+    /// The backend.
+    #[error("backend {0}: {1}")]
+    Backend(&'static str, anyhow::Error),
+    /// The records on disk cannot be read.
+    #[error("records on disk: {0}; this peer does not start without them")]
+    Records(#[from] crate::core::acceptor::ValueError),
+    /// A listening socket of the API.
+    #[error("cannot serve the API at {0}: {1}")]
+    Api(String, std::io::Error),
+    /// The disk failed while it ran.
+    #[error("the store failed: {0}; free space or replace the disk, then start the peer again")]
+    Store(StoreError),
+}
+
+/// Reads both clocks.
+pub fn now() -> Now {
+    Now { mono: clock::now(), wall: clock::wall() }
+}
+
+/// A running peer.
+pub struct Running {
+    /// What the surface sees.
+    pub node: Arc<Node>,
+    /// Where QUIC listens.
+    pub quic: SocketAddr,
+    /// Where the HTTP API listens on TCP, if it does.
+    pub api: Option<SocketAddr>,
+    settings: Settings,
+    backend: Arc<LocalBackend>,
+    tracker: TaskTracker,
+    api_tasks: TaskTracker,
+    cancel: CancellationToken,
+    api_cancel: CancellationToken,
+    failure: oneshot::Receiver<StoreError>,
+}
+
+/// Starts a peer. Returns when it serves.
+pub async fn up(settings: Settings) -> Result<Running, UpError> {
+    let opened = open::open(&settings).await?;
+    let (tracker, cancel) = (TaskTracker::new(), CancellationToken::new());
+    let (store, identity, members) = (opened.store.clone(), opened.identity.clone(), opened.members.clone());
+    let name = identity.name().clone();
+    let clocks: Arc<dyn Fn() -> Now + Send + Sync> = Arc::new(now);
+
+    let (net, incoming) = Net::bind(settings.net(&opened), identity.clone(), opened.roster.clone(), opened.roster.clone())?;
+    let quic = net.local_addr();
+    open::announce(&settings, &opened, quic).await?;
+
+    let seed = open::seed()?;
+    let mut gossip = GossipConfig::new(identity.mesh(), name.clone(), store.boot(), seed);
+    (gossip.fast, gossip.slow) = settings.gossip;
+    let mut mesh_config = MeshConfig::new(gossip);
+    mesh_config.rules = settings.liveness;
+    let parts = MeshParts {
+        link: Arc::new(net.clone()),
+        signer: identity.clone(),
+        members: members.clone(),
+        roster: opened.roster.clone(),
+        now: clocks.clone(),
+    };
+    let mesh = Mesh::start(mesh_config, parts, &tracker, cancel.clone());
+    let book = TokenBook::load(opened.kv.clone(), now()).map_err(|e| OpenError::Rows(e.to_string()))?;
+    let issuer_parts = IssuerParts { identity: identity.clone(), members: members.clone(), book, now: clocks.clone() };
+    let issuer = Arc::new(TokenIssuer::new(issuer_parts));
+    net.set_join_handler(Some(issuer.clone()));
+
+    let backend = Arc::new(backend(&settings, &name).map_err(|e| UpError::Backend("local", e))?);
+    let found = backend.discover().await.map_err(|e| UpError::Backend("local", e))?;
+    for note in &found.notes {
+        tracing::info!("{note}");
+    }
+    let nodes = if settings.witness { Vec::new() } else { found.nodes.clone() };
+    let core_config = CoreConfig {
+        name: name.clone(),
+        store: store.id(),
+        boot: store.boot(),
+        replicas: settings.replicas,
+        renew_every: settings.renew_every,
+        rho_milli: settings.rho_milli,
+        margin: settings.margin,
+        grant_for: settings.grant_for,
+        claims_max: settings.claims,
+        jobs_max: settings.jobs_max,
+        nodes: nodes.clone(),
+        runs_images: found.container_runtime.is_some(),
+        seed,
+    };
+    let core = Peer::recover(core_config, &opened.image, now())?;
+    let (backend_work, work) = mpsc::channel(4_096);
+    let outlet = Arc::new(tasks::MeshOutlet { net: net.clone(), mesh: mesh.clone() });
+    let parts = DriverParts { core, name: name.clone(), store: store.clone(), outlet, now: clocks, backend: backend_work };
+    let (core, failure) = driver::start(parts, &tracker, cancel.clone());
+
+    tracker.spawn(tasks::backend_work(backend.clone(), work));
+    let (events, backend_events) = mpsc::channel(4_096);
+    tracker.spawn(tasks::backend_events(core.clone(), backend_events, cancel.clone()));
+    tracker.spawn(tasks::views(core.clone(), mesh.view(), cancel.clone()));
+    let capacity = CapacityReport {
+        backend: backend.kind().into(),
+        region: settings.region.clone(),
+        zone: settings.zone.clone(),
+        labels: settings.labels.clone(),
+        price_milli: settings.price_milli,
+        pue_milli: settings.pue_milli,
+        nodes,
+        container_runtime: found.container_runtime,
+    };
+    let build = BuildReport { version: env!("CARGO_PKG_VERSION").into(), wire: WIRE };
+    for facet in [Facet::Capacity(capacity), Facet::Build(build)] {
+        if let Err(error) = mesh.publish(facet) {
+            tracing::error!("cannot report: {error}");
+        }
+    }
+
+    let api_listener = match settings.api {
+        None => None,
+        Some(address) => Some(TcpListener::bind(address).await.map_err(|e| UpError::Api(address.to_string(), e))?),
+    };
+    let api = api_listener.as_ref().and_then(|l| l.local_addr().ok());
+    let node = Arc::new(Node::new(node::NodeParts {
+        core: core.clone(),
+        net: net.clone(),
+        mesh: mesh.clone(),
+        members,
+        identity,
+        issuer,
+        backend: backend.clone(),
+        store: store.clone(),
+        api,
+        started_at: clock::wall(),
+    }));
+    let router = crate::surface::api::router(node.clone());
+    tracker.spawn(tasks::incoming(core.clone(), mesh.clone(), router.clone(), incoming, cancel.clone()));
+    let health = tasks::Health { core, mesh, store, backend: backend.clone(), reserve: settings.disk_reserve };
+    tracker.spawn(health.run(cancel.clone()));
+    // Adoption ends before users are served: what ran before is accounted for first.
+    backend.adopt(events).await.map_err(|e| UpError::Backend("local", e))?;
+    let (api_tasks, api_cancel) = (TaskTracker::new(), CancellationToken::new());
+    let listeners = listeners(&settings, api_listener)?;
+    api_tasks.spawn(serve_api(listeners, router, api_cancel.clone()));
+    Ok(Running { node, quic, api, settings, backend, tracker, api_tasks, cancel, api_cancel, failure })
+}
+
+async fn serve_api(listeners: ApiListeners, router: axum::Router, cancel: CancellationToken) {
+    if let Err(error) = serve::serve(listeners, router, cancel).await {
+        tracing::error!("the API stopped: {error}");
+    }
+}
+
+fn listeners(settings: &Settings, tcp: Option<TcpListener>) -> Result<ApiListeners, UpError> {
+    let socket = settings.socket();
+    let unix = serve::bind_unix(&socket).map_err(|e| UpError::Api(socket.display().to_string(), e))?;
+    let mut listeners = ApiListeners { unix: Some(unix), ..ApiListeners::default() };
+    if let Some(tcp) = tcp {
+        let path = settings.state.join("api.token");
+        let token = serve::load_or_create_token(&path).map_err(|e| UpError::Api(path.display().to_string(), e))?;
+        let local = tcp.local_addr().is_ok_and(|a| a.ip().is_loopback());
+        if local {
+            listeners.loopback = Some((tcp, token));
+        } else {
+            let tls = open::api_tls(&settings.identity()).map_err(|e| UpError::Api("tls".into(), e))?;
+            listeners.tls = Some((tcp, Arc::new(tls), token));
+        }
+    }
+    Ok(listeners)
+}
+
+fn backend(settings: &Settings, name: &crate::base::PeerName) -> anyhow::Result<LocalBackend> {
+    let exe = match &settings.self_exe {
+        Some(exe) => exe.clone(),
+        None => std::env::current_exe()?,
+    };
+    let mut config = LocalConfig::new(settings.state.clone(), exe, name.clone());
+    config.declared = settings.nodes.clone();
+    config.logs = settings.logs;
+    config.cgroups = settings.cgroups;
+    config.canonical_gpu = |name: &str, memory: Bytes| gpu::canonical_measured(name, memory).ok();
+    Ok(LocalBackend::new(config)?)
+}
+
+impl Running {
+    /// Runs until `stop` resolves or the disk fails, then ends in bounded time: hands its attempts back
+    /// where the settings say so, tells the others, and closes everything.
+    pub async fn run(mut self, stop: impl Future<Output = ()>) -> Result<(), UpError> {
+        let failed = tokio::select! { biased;
+            failure = &mut self.failure => failure.ok(),
+            () = stop => None,
+        };
+        if let Some(error) = failed {
+            self.close().await;
+            return Err(UpError::Store(error));
+        }
+        if self.settings.on_shutdown == OnShutdown::Move && self.others_alive() {
+            self.hand_back().await;
+        }
+        self.node.say_goodbye();
+        self.close().await;
+        Ok(())
+    }
+
+    fn others_alive(&self) -> bool {
+        let me = self.node.about().name;
+        self.node.view().members.values().any(|m| m.peer != me && m.liveness == Liveness::Alive && !m.witness)
+    }
+
+    /// Drains and waits until no attempt is left here and their ends are in the records.
+    async fn hand_back(&self) {
+        let begun = clock::now();
+        self.node.core().input(Input::Drain(true)).await;
+        while clock::now().since(begun) < self.settings.shutdown_deadline {
+            if self.node.attempts().await == Some(0) {
+                return;
+            }
+            tokio::time::sleep(Span::millis(50).to_std()).await;
+        }
+        tracing::warn!("attempts are left at the shutdown deadline: they go on under their guards");
+    }
+
+    async fn close(self) {
+        self.api_cancel.cancel();
+        self.api_tasks.close();
+        let bound = Span::secs(5).to_std();
+        let _late = tokio::time::timeout(bound, self.api_tasks.wait()).await;
+        self.node.net().shutdown(Span::secs(2)).await;
+        self.cancel.cancel();
+        self.backend.shutdown().await;
+        self.tracker.close();
+        let _late = tokio::time::timeout(bound, self.tracker.wait()).await;
+    }
+
+    /// When its certificate ends, for the log.
+    pub fn certificate_until(&self) -> WallTime {
+        self.node.about().certificate.1
+    }
+}

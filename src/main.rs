@@ -2,9 +2,10 @@
 
 use std::process::ExitCode;
 
-use starling::surface::cli;
+use starling::backends::local::guard;
+use starling::surface::cli::{self, Wiring};
 
 fn main() -> ExitCode {
-    // SEAM(app): `app` gives the real wiring.
-    cli::main(cli::Wiring::default())
+    // SEAM(app): `up`, `demo`, `replay` and `chaos` are given by `app`.
+    cli::main(Wiring { guard: guard::main, ..Wiring::default() })
 }

@@ -1,5 +1,9 @@
 //! How attempts are run: one trait, one conformance suite, and `local` (this machine).
 
+pub mod conformance;
+pub mod fake;
+pub mod local;
+
 use async_trait::async_trait;
 use tokio::sync::mpsc;
 

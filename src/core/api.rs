@@ -42,8 +42,6 @@ pub struct CoreConfig {
     pub claims_max: usize,
     /// Jobs held as a home before new ones are refused.
     pub jobs_max: usize,
-    /// Final records are forgotten after this long (0 keeps them).
-    pub retain: Span,
     /// This cluster's nodes; empty for a witness.
     pub nodes: Vec<NodeCapacity>,
     /// This cluster runs container images.

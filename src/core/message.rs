@@ -70,9 +70,13 @@ pub enum Message {
         epoch: Epoch,
         /// Capacity is held for this long from when the grant was sent.
         held: Span,
-        /// What the placement binds to.
+        /// What the placement binds to: a contact record (its id hashes series and homes),
         contact: ContactId,
-        /// And its incarnation.
+        /// its series,
+        series: u64,
+        /// who holds it,
+        homes: Vec<Home>,
+        /// and its incarnation.
         incarnation: u64,
     },
     /// Cluster to owner: waiting at this place in the queue, or refused.

@@ -3,10 +3,23 @@
 //! `api` is everything that goes in and comes out; the other files are its parts. Production
 //! (`runtime::driver`) and the simulator (`simulations/`) drive this very code.
 
+pub mod acceptor;
 pub mod api;
+pub mod books;
+pub mod client;
+mod contact;
+mod executor;
 pub mod message;
+mod owner;
+pub mod peer;
+pub mod placement;
+mod propose;
+mod purpose;
+pub mod ring;
 
 pub use api::{
     BackendCommand, BackendEvent, ClientRequest, ClientResponse, CoreConfig, DiskImage, Input, Now, Output,
     Table, Write,
 };
+pub use message::Message;
+pub use peer::Peer;

@@ -116,6 +116,10 @@ pub struct Placement {
     pub contact: ContactId,
     /// Of which incarnation.
     pub incarnation: u64,
+    /// What certifies that contact record's id, so that any home can reach it: its series
+    pub series: u64,
+    /// and who holds it.
+    pub contact_homes: BoundedVec<Home, 5>,
     /// When the swap was made.
     pub at: WallTime,
 }
@@ -210,8 +214,9 @@ pub struct JobRecord {
     pub trace: TraceId,
     /// One sentence on why it is where it is, for people.
     pub reason: String,
-    /// What later versions add; kept as found.
-    pub ext: BTreeMap<String, Vec<u8>>,
+    /// Fields of later versions; kept as found.
+    #[serde(flatten)]
+    pub ext: BTreeMap<String, serde_json::Value>,
 }
 
 /// A cluster's contact record.
@@ -229,8 +234,9 @@ pub struct ContactRecord {
     pub nonce: (u64, u64),
     /// Who wrote the present incarnation: the cluster itself, or the home that took it over.
     pub holder: PeerName,
-    /// What later versions add; kept as found.
-    pub ext: BTreeMap<String, Vec<u8>>,
+    /// Fields of later versions; kept as found.
+    #[serde(flatten)]
+    pub ext: BTreeMap<String, serde_json::Value>,
 }
 
 /// Why a change to a job's record was refused. The record is as it was; the text says what it is.
@@ -301,8 +307,12 @@ pub enum Change {
         epoch: Epoch,
         /// The old contact and incarnation.
         from: (ContactId, u64),
-        /// The new ones.
+        /// The new ones,
         to: (ContactId, u64),
+        /// with the new contact's series
+        series: u64,
+        /// and homes.
+        homes: Vec<Home>,
     },
     /// Somebody wants it to end.
     Cancel {
@@ -349,7 +359,6 @@ impl JobRecord {
     pub fn apply(&self, change: &Change) -> Result<JobRecord, Refused> {
         let mut next = self.clone();
         if self.state.is_final() {
-            // The executor's late close of the very attempt that was counted changes nothing.
             return Err(Refused::Final(self.state));
         }
         match change {
@@ -386,7 +395,13 @@ impl JobRecord {
                 }
             }
             Change::Close { epoch, outcome, started_at, at } => {
-                self.held(*epoch)?;
+                if self.lost_is_newest(*epoch) && matches!(outcome, Outcome::Exited(0)) {
+                    // It had finished before its cluster was given up, and nothing newer was placed:
+                    // a finished job is not run again because somebody was unreachable.
+                    next.losses = next.losses.saturating_sub(1);
+                } else {
+                    self.held(*epoch)?;
+                }
                 next.close(*epoch, outcome.clone(), *started_at, *at);
             }
             Change::Free { epoch, contact, incarnation, at } => {
@@ -396,13 +411,14 @@ impl JobRecord {
                 }
                 next.close(*epoch, Outcome::Lost, None, *at);
             }
-            Change::Rebind { epoch, from, to } => {
+            Change::Rebind { epoch, from, to, series, homes } => {
                 let placement = self.held(*epoch)?;
                 if (placement.contact, placement.incarnation) != *from {
                     return Err(Refused::Unbound);
                 }
-                if let Some(p) = next.placement.as_mut() {
+                if let (Some(p), Ok(homes)) = (next.placement.as_mut(), BoundedVec::try_from(homes.clone())) {
                     (p.contact, p.incarnation) = *to;
+                    (p.series, p.contact_homes) = (*series, homes);
                 }
             }
             Change::Cancel { intent } => {
@@ -425,6 +441,38 @@ impl JobRecord {
         }
         next.version = self.version + 1;
         Ok(next)
+    }
+
+    /// True if the change is in the record already, so that making it once more is not needed: this
+    /// is how a change with an unknown outcome is asked again without being made twice.
+    pub fn reflects(&self, change: &Change) -> bool {
+        let attempt = |epoch: &Epoch| self.attempts.iter().rfind(|a| a.epoch == *epoch);
+        match change {
+            Change::Place { placement, epoch } => {
+                self.epoch == *epoch
+                    && self.placement.as_ref().is_some_and(|p| {
+                        (&p.cluster, p.contact, p.incarnation)
+                            == (&placement.cluster, placement.contact, placement.incarnation)
+                    })
+            }
+            Change::Started { epoch, .. } => attempt(epoch).is_some_and(|a| a.started_at.is_some()),
+            Change::Close { epoch, outcome, .. } => {
+                attempt(epoch).is_some_and(|a| a.outcome.as_ref() == Some(outcome))
+            }
+            Change::Free { epoch, .. } => attempt(epoch).is_some_and(|a| a.outcome.is_some()),
+            Change::Rebind { epoch, to, .. } => {
+                self.epoch == *epoch
+                    && self.placement.as_ref().is_some_and(|p| (p.contact, p.incarnation) == *to)
+            }
+            Change::Cancel { .. } => self.cancel.is_some(),
+            Change::Publish { checkpoint } => self.checkpoint.as_ref() == Some(checkpoint),
+        }
+    }
+
+    fn lost_is_newest(&self, epoch: Epoch) -> bool {
+        self.placement.is_none()
+            && self.epoch == epoch
+            && self.attempts.last().is_some_and(|a| a.epoch == epoch && a.outcome == Some(Outcome::Lost))
     }
 
     fn held(&self, epoch: Epoch) -> Result<&Placement, Refused> {
@@ -478,5 +526,75 @@ impl JobRecord {
         self.reason = reason;
         self.placement = None;
         self.finished_at = Some(at);
+    }
+}
+
+/// A change to a contact record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ContactChange {
+    /// The cluster renews its present incarnation with a fresh nonce.
+    Renew {
+        /// It must still be this incarnation, held by the cluster.
+        incarnation: u64,
+        /// Fresh.
+        nonce: (u64, u64),
+    },
+    /// A home that has waited out the grace takes the incarnation over.
+    TakeOver {
+        /// It must still be exactly this (incarnation, nonce).
+        expect: (u64, (u64, u64)),
+        /// Fresh.
+        nonce: (u64, u64),
+        /// The home.
+        by: PeerName,
+    },
+    /// The cluster, finding its incarnation taken, claims the next one.
+    Claim {
+        /// Its own old incarnation; the record must be above it.
+        above: u64,
+        /// Fresh.
+        nonce: (u64, u64),
+    },
+}
+
+impl ContactRecord {
+    /// Applies a change, or refuses it and leaves the record as it was.
+    pub fn apply(&self, change: &ContactChange) -> Result<ContactRecord, Refused> {
+        let mut next = self.clone();
+        match change {
+            ContactChange::Renew { incarnation, nonce } => {
+                if self.incarnation != *incarnation || self.holder != self.cluster {
+                    return Err(Refused::Unbound);
+                }
+                next.nonce = *nonce;
+            }
+            ContactChange::TakeOver { expect, nonce, by } => {
+                if (self.incarnation, self.nonce) != *expect {
+                    return Err(Refused::Unbound);
+                }
+                next.incarnation += 1;
+                next.nonce = *nonce;
+                next.holder = by.clone();
+            }
+            ContactChange::Claim { above, nonce } => {
+                if self.incarnation <= *above {
+                    return Err(Refused::Unbound);
+                }
+                next.incarnation += 1;
+                next.nonce = *nonce;
+                next.holder = self.cluster.clone();
+            }
+        }
+        Ok(next)
+    }
+
+    /// True if the record carries this change's nonce: it was made.
+    pub fn reflects(&self, change: &ContactChange) -> bool {
+        match change {
+            ContactChange::Renew { nonce, .. } | ContactChange::Claim { nonce, .. } => {
+                self.nonce == *nonce && self.holder == self.cluster
+            }
+            ContactChange::TakeOver { nonce, by, .. } => self.nonce == *nonce && self.holder == *by,
+        }
     }
 }

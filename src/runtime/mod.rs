@@ -1,5 +1,12 @@
 //! Drives the core: clock, store, gossip, dispatch, tasks.
 
+pub mod driver;
+pub mod gossip;
 pub mod handle;
+pub mod store;
+pub mod liveness;
+pub mod members;
+pub mod mesh;
+pub mod tokens;
 
 pub use handle::{CallError, MemberInfo, PeerHandle, ProxyRequest, ProxyResponse, SelfInfo};

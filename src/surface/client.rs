@@ -156,7 +156,7 @@ impl Client {
         let tls = match (&target, ca) {
             (Target::Tls(..), Some(path)) => Some(Arc::new(tls_config(path)?)),
             (Target::Tls(..), None) => {
-                let text = "TLS needs the mesh's certificate: copy ca.pem from a peer's state folder and give --ca FILE";
+                let text = "TLS needs the mesh's certificate: copy identity/ca.pem from a peer's state folder and give --ca FILE";
                 return Err(ClientFailure::Setup(text.into()));
             }
             _ => None,

@@ -27,7 +27,7 @@ pub struct Global {
     /// Token of a peer that is asked over TCP
     #[arg(long, global = true, env = "STARLING_TOKEN", value_name = "TOKEN", hide_env_values = true)]
     pub token: Option<String>,
-    /// The mesh's certificate, for https; default is ca.pem in the state folder
+    /// The mesh's certificate, for https; default is identity/ca.pem in the state folder
     #[arg(long, global = true, env = "STARLING_CA", value_name = "FILE")]
     pub ca: Option<PathBuf>,
     /// State folder; default ~/.local/state/starling

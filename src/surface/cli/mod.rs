@@ -179,7 +179,7 @@ fn client(global: &Global) -> Result<Client, Failure> {
     // A token of this machine's own peer is tried only on this machine.
     let own = || std::fs::read_to_string(state.join("api.token")).ok().map(|t| t.trim().to_owned());
     let token = global.token.clone().or_else(|| matches!(target, Target::Plain(..)).then(own).flatten());
-    let ca = global.ca.clone().or_else(|| Some(state.join("ca.pem")).filter(|p| p.exists()));
+    let ca = global.ca.clone().or_else(|| Some(state.join("identity/ca.pem")).filter(|p| p.exists()));
     Ok(Client::new(target, token, ca.as_deref())?)
 }
 

@@ -1,0 +1,244 @@
+//! A peer's state folder: store, identity, member list; made at the first start, joined with a token,
+//! or read again.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ring::rand::SecureRandom;
+
+use super::Settings;
+use crate::base::PeerName;
+use crate::core::{DiskImage, Table, Write};
+use crate::runtime::members::{Candidate, DurableKv, Members, MembersError};
+use crate::runtime::mesh::Roster;
+use crate::runtime::store::{Store, StoreError};
+use crate::runtime::tokens::{JoinError, Joiner, join};
+use crate::transport::{Identity, IdentityError};
+
+/// What the operator asks for at the first start.
+#[derive(Debug, Clone, Default)]
+pub struct Wish {
+    /// Name; none means the host's.
+    pub name: Option<PeerName>,
+    /// Token and address of the peer that made it; none starts a mesh of one.
+    pub join: Option<(String, SocketAddr)>,
+}
+
+/// Why a state folder cannot be used. Nothing in it was changed, unless it says so.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The store.
+    #[error("{0}")]
+    Store(#[from] StoreError),
+    /// Keys and certificates.
+    #[error("{0}")]
+    Identity(#[from] IdentityError),
+    /// Joining.
+    #[error("cannot join: {0}")]
+    Join(#[from] JoinError),
+    /// The member list.
+    #[error("member list: {0}")]
+    Members(#[from] MembersError),
+    /// Rows that cannot be read.
+    #[error("the store's rows: {0}")]
+    Rows(String),
+    /// The folder belongs to a peer of another name.
+    #[error("this state folder belongs to {0}, not to {1}: give it its own --state")]
+    Name(PeerName, PeerName),
+    /// No socket.
+    #[error("cannot listen on {0}: {1}")]
+    Listen(SocketAddr, io::Error),
+    /// No randomness.
+    #[error("the system gives no randomness")]
+    Random,
+}
+
+/// What a start has in hand before it touches the network.
+pub struct Opened {
+    /// The disk.
+    pub store: Store,
+    /// What it held.
+    pub image: DiskImage,
+    /// Small rows of members and tokens.
+    pub kv: Arc<StoreKv>,
+    /// Name, key, trust root.
+    pub identity: Arc<Identity>,
+    /// The member list.
+    pub members: Arc<Members>,
+    /// Its form for the transport.
+    pub roster: Arc<Roster>,
+    /// Where to listen; the port is a real one.
+    pub listen: SocketAddr,
+}
+
+/// 64 bits from the system, for the core's stream.
+pub fn seed() -> Result<u64, OpenError> {
+    let mut bytes = [0; 8];
+    ring::rand::SystemRandom::new().fill(&mut bytes).map_err(|_| OpenError::Random)?;
+    Ok(u64::from_be_bytes(bytes))
+}
+
+/// Opens or makes a state folder, joining a mesh on the way where that is wished.
+pub async fn open(settings: &Settings) -> Result<Opened, OpenError> {
+    let state = settings.state.clone();
+    let (store, image) = tokio::task::spawn_blocking(move || Store::open(&state)).await.map_err(|e| OpenError::Rows(e.to_string()))??;
+    let kv = Arc::new(StoreKv::new(store.clone(), &image));
+    let listen = pick_port(settings.listen)?;
+    let (folder, lifetime) = (settings.identity(), settings.certificate_lifetime);
+    let (identity, lines) = match Identity::open(&folder, lifetime) {
+        Ok(identity) => {
+            if let Some(name) = settings.wish.name.clone().filter(|n| n != identity.name()) {
+                return Err(OpenError::Name(identity.name().clone(), name));
+            }
+            (identity, Vec::new())
+        }
+        Err(IdentityError::Missing(_)) => {
+            let name = settings.wish.name.clone().unwrap_or_else(host_name);
+            match &settings.wish.join {
+                None => (Identity::create_mesh(&folder, &name, lifetime)?, Vec::new()),
+                Some((token, addr)) => {
+                    let joiner = Joiner {
+                        token,
+                        addr: *addr,
+                        folder: &folder,
+                        name: &name,
+                        store: store.id(),
+                        addresses: addresses(settings, listen),
+                        witness: settings.witness,
+                        lifetime,
+                    };
+                    let joined = join(joiner).await?;
+                    (joined.identity, joined.lines)
+                }
+            }
+        }
+        Err(other) => return Err(other.into()),
+    };
+    let identity = Arc::new(identity);
+    let (rows, ca) = (kv.clone(), identity.ca_public());
+    let members = blocking(move || {
+        let members = Members::load(rows, ca)?;
+        members.offer(lines)?;
+        Ok(members)
+    })
+    .await?;
+    let members = Arc::new(members);
+    let roster = Roster::new(members.clone());
+    Ok(Opened { store, image, kv, identity, members, roster, listen })
+}
+
+/// Puts this peer's own line on the list: as the first member of a new mesh, or with new addresses.
+pub async fn announce(settings: &Settings, opened: &Opened, quic: SocketAddr) -> Result<(), OpenError> {
+    let addresses = addresses(settings, quic);
+    let (identity, members) = (opened.identity.clone(), opened.members.clone());
+    let (store, witness) = (opened.store.id(), settings.witness);
+    if identity.ca_key().is_none() {
+        return Ok(());
+    }
+    blocking(move || {
+        let name = identity.name().clone();
+        if members.list().entry(&name).is_none() {
+            let me = Candidate { name, store, addresses, public_key: identity.public(), witness, can_admit: true };
+            members.admit(me, &*identity)?;
+        } else if members.list().member(&name).is_some() {
+            members.readdress(&name, addresses, &*identity)?;
+        }
+        Ok(())
+    })
+    .await
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, MembersError> + Send + 'static) -> Result<T, OpenError> {
+    let done = tokio::task::spawn_blocking(work).await.map_err(|e| OpenError::Rows(e.to_string()))?;
+    Ok(done?)
+}
+
+fn addresses(settings: &Settings, listen: SocketAddr) -> Vec<String> {
+    if !settings.advertise.is_empty() {
+        // `host` alone means the port it listens on.
+        let full = |a: &String| if a.contains(':') { a.clone() } else { format!("{a}:{}", listen.port()) };
+        return settings.advertise.iter().map(full).collect();
+    }
+    if listen.ip().is_unspecified() {
+        return vec![format!("{}:{}", host_text(), listen.port())];
+    }
+    vec![listen.to_string()]
+}
+
+/// A joining peer says where it is reached before it listens, so port 0 becomes a real one now.
+fn pick_port(listen: SocketAddr) -> Result<SocketAddr, OpenError> {
+    if listen.port() != 0 {
+        return Ok(listen);
+    }
+    let failed = |e| OpenError::Listen(listen, e);
+    UdpSocket::bind(listen).and_then(|s| s.local_addr()).map_err(failed)
+}
+
+fn host_text() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// The host's name as a peer name.
+fn host_name() -> PeerName {
+    let host = host_text().to_ascii_lowercase();
+    let label: String = host.split('.').next().unwrap_or_default().chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').take(PeerName::LEN_MAX).collect();
+    let fallback = || PeerName::new("peer").expect("a valid name");
+    PeerName::new(label.trim_matches('-')).unwrap_or_else(|_| fallback())
+}
+
+/// TLS for remote API clients: the mesh's own certificates.
+pub fn api_tls(identity: &Path) -> io::Result<rustls::ServerConfig> {
+    use rustls_pki_types::pem::PemObject;
+    use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+    let wrong = |e: &dyn std::fmt::Display| io::Error::other(e.to_string());
+    let certs = |file: &str| -> io::Result<Vec<CertificateDer<'static>>> {
+        CertificateDer::pem_file_iter(identity.join(file)).map_err(|e| wrong(&e))?.collect::<Result<_, _>>().map_err(|e| wrong(&e))
+    };
+    let root = certs("ca.pem")?.into_iter().next().ok_or_else(|| io::Error::other("ca.pem is empty"))?;
+    let chain = certs("peer.pem")?.into_iter().take(1).collect();
+    let key = std::fs::read(identity.join("peer.key"))?;
+    let key = PrivateKeyDer::try_from(key).map_err(|e| wrong(&e))?;
+    crate::surface::serve::tls_config(chain, key, root).map_err(|e| wrong(&e))
+}
+
+/// Rows of the store for members and tokens: read from memory, written through to the disk.
+pub struct StoreKv {
+    store: Store,
+    rows: Mutex<BTreeMap<Vec<u8>, Vec<u8>>>,
+}
+
+impl StoreKv {
+    fn new(store: Store, image: &DiskImage) -> Self {
+        let rows = image.tables.get(&Table::Runtime).cloned().unwrap_or_default();
+        Self { store, rows: Mutex::new(rows) }
+    }
+}
+
+impl DurableKv for StoreKv {
+    fn get(&self, key: &[u8]) -> io::Result<Option<Vec<u8>>> {
+        Ok(self.rows.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned())
+    }
+
+    fn scan(&self, prefix: &[u8]) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        let rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
+        let from = rows.range(prefix.to_vec()..).take_while(|(k, _)| k.starts_with(prefix));
+        Ok(from.map(|(k, v)| (k.clone(), v.clone())).collect())
+    }
+
+    fn put_all(&self, changed: Vec<(Vec<u8>, Option<Vec<u8>>)>) -> io::Result<()> {
+        // Held over the commit, so that memory and disk see the writes in one order.
+        let mut rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
+        let write = |(key, value): &(Vec<u8>, Option<Vec<u8>>)| Write { table: Table::Runtime, key: key.clone(), value: value.clone() };
+        self.store.commit_blocking(changed.iter().map(write).collect()).map_err(|e| io::Error::other(e.to_string()))?;
+        for (key, value) in changed {
+            match value {
+                Some(value) => rows.insert(key, value),
+                None => rows.remove(&key),
+            };
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,204 @@
+//! The small loops between the parts of a running peer.
+
+use std::sync::Arc;
+
+use axum::Router;
+use futures::StreamExt;
+use tokio::io::AsyncWriteExt;
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::node::{PROXY_HEAD_BYTES_MAX, ProxyHead};
+use crate::backends::Backend;
+use crate::backends::local::LocalBackend;
+use crate::base::{Bytes, PeerName, Span};
+use crate::core::api::Flash;
+use crate::core::{BackendEvent, Input, Message};
+use crate::model::report::{ContactReport, HealthReport, QueueReport, View};
+use crate::runtime::driver::{BackendWork, CoreHandle, Outlet};
+use crate::runtime::gossip::Facet;
+use crate::runtime::handle::ProxyRequest;
+use crate::runtime::mesh::Mesh;
+use crate::runtime::store::Store;
+use crate::surface::api::serve_proxy;
+use crate::transport::{Incoming, Net, SendStream, codec};
+
+/// The core's way out: the transport and gossip.
+pub struct MeshOutlet {
+    pub net: Net,
+    pub mesh: Mesh,
+}
+
+impl Outlet for MeshOutlet {
+    fn send(&self, to: &PeerName, messages: Vec<Message>) {
+        // Shed or unreachable: the core sends again.
+        let _ = self.net.send_core(to, messages);
+    }
+    fn flash(&self, flash: Flash) {
+        self.net.flash(flash);
+    }
+    fn report(&self, queue: QueueReport, contact: Option<ContactReport>) {
+        for facet in [Some(Facet::Queue(queue)), contact.map(Facet::Contact)].into_iter().flatten() {
+            if let Err(error) = self.mesh.publish(facet) {
+                tracing::error!("cannot report: {error}");
+            }
+        }
+    }
+}
+
+/// Carries out what the core wants of the backend, in order, until the core is gone.
+pub async fn backend_work(backend: Arc<LocalBackend>, mut work: mpsc::Receiver<BackendWork>) {
+    while let Some(work) = work.recv().await {
+        match work {
+            BackendWork::Command(command) => backend.command(command).await,
+            BackendWork::Renewed(contact, incarnation, sent_at) => backend.renewed(contact, incarnation, sent_at).await,
+        }
+    }
+}
+
+/// Brings the backend's events to the core.
+pub async fn backend_events(core: CoreHandle, mut events: mpsc::Receiver<BackendEvent>, cancel: CancellationToken) {
+    loop {
+        let event = tokio::select! { biased;
+            () = cancel.cancelled() => return,
+            event = events.recv() => event,
+        };
+        let Some(event) = event else { return };
+        if !core.input(Input::Backend(event)).await {
+            return;
+        }
+    }
+}
+
+/// Brings the soft view to the core as it changes.
+pub async fn views(core: CoreHandle, mut view: watch::Receiver<Arc<View>>, cancel: CancellationToken) {
+    loop {
+        let now = View::clone(&view.borrow_and_update().clone());
+        if !core.input(Input::View(now)).await {
+            return;
+        }
+        tokio::select! { biased;
+            () = cancel.cancelled() => return,
+            changed = view.changed() => if changed.is_err() { return },
+        }
+    }
+}
+
+/// Sorts what arrives from other peers.
+pub async fn incoming(core: CoreHandle, mesh: Mesh, router: Router, mut incoming: mpsc::Receiver<Incoming>, cancel: CancellationToken) {
+    let requests = TaskTracker::new();
+    loop {
+        let next = tokio::select! { biased;
+            () = cancel.cancelled() => break,
+            next = incoming.recv() => next,
+        };
+        match next {
+            None => break,
+            Some(Incoming::Core { from, messages, .. }) => {
+                for message in messages {
+                    core.input(Input::Message { from: from.clone(), message }).await;
+                }
+            }
+            Some(Incoming::Gossip { from, via, bytes }) => {
+                mesh.receive(from, via.as_ref(), bytes);
+            }
+            Some(Incoming::Flash { origin, flash, .. }) => {
+                mesh.note_flash(&origin, &flash);
+                core.input(Input::Flash(flash)).await;
+            }
+            Some(Incoming::Request { head, send, .. }) => {
+                let (router, cancel) = (router.clone(), cancel.clone());
+                requests.spawn(async move {
+                    tokio::select! { biased;
+                        () = cancel.cancelled() => {}
+                        () = answer(router, head, send) => {}
+                    }
+                });
+            }
+        }
+    }
+    requests.close();
+    requests.wait().await;
+}
+
+/// Answers one request of another peer by this peer's own router.
+async fn answer(router: Router, head: Vec<u8>, mut send: SendStream) {
+    let Ok(request) = codec::decode::<ProxyRequest>(&head, head.len().max(1)) else {
+        return tracing::debug!("a peer's request could not be read");
+    };
+    let mut response = serve_proxy(router, request).await;
+    let head = ProxyHead { status: response.status, content_type: response.content_type };
+    let Ok(head) = codec::encode(&head) else { return };
+    let length = u32::try_from(head.len()).unwrap_or(PROXY_HEAD_BYTES_MAX);
+    if send.write_all(&length.to_be_bytes()).await.is_err() || send.write_all(&head).await.is_err() {
+        return;
+    }
+    while let Some(Ok(chunk)) = response.body.next().await {
+        // Whoever asked has gone away.
+        if send.write_all(&chunk).await.is_err() {
+            return;
+        }
+    }
+    let _ = send.shutdown().await;
+}
+
+/// Watches disk and load.
+pub struct Health {
+    pub core: CoreHandle,
+    pub mesh: Mesh,
+    pub store: Store,
+    pub backend: Arc<LocalBackend>,
+    pub reserve: Bytes,
+}
+
+impl Health {
+    /// Looks every few seconds; tells the core at once when the disk's state changes.
+    pub async fn run(self, cancel: CancellationToken) {
+        let mut full = false;
+        let mut busy = cpu_times();
+        loop {
+            let free = self.store.disk_free().unwrap_or_default();
+            let now_full = free < self.reserve;
+            if now_full != full {
+                full = now_full;
+                tracing::warn!("disk {}: {free} are free", if full { "nearly full, new jobs are refused" } else { "has room again" });
+                self.core.input(Input::DiskFull(full)).await;
+            }
+            let isolated = self.mesh.view().borrow().isolated;
+            let times = cpu_times();
+            let cpu_milli = share_milli(busy, times);
+            busy = times;
+            let report = HealthReport {
+                isolated,
+                // Rounded, so that it does not change all the time.
+                disk_free: Bytes(free.0 >> 27 << 27),
+                disk_full: full,
+                cpu_milli: cpu_milli / 50 * 50,
+                gpu_milli: self.backend.gpu_use_milli().await,
+                boot: self.store.boot(),
+            };
+            if let Err(error) = self.mesh.publish(Facet::Health(report)) {
+                tracing::error!("cannot report: {error}");
+            }
+            tokio::select! { biased;
+                () = cancel.cancelled() => return,
+                () = tokio::time::sleep(Span::secs(2).to_std()) => {}
+            }
+        }
+    }
+}
+
+/// Busy and total ticks of all cores since boot.
+fn cpu_times() -> (u64, u64) {
+    let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+    let fields: Vec<u64> = stat.lines().next().unwrap_or_default().split_whitespace().skip(1).filter_map(|f| f.parse().ok()).collect();
+    let total: u64 = fields.iter().take(8).sum();
+    let idle: u64 = fields.iter().skip(3).take(2).sum();
+    (total.saturating_sub(idle), total)
+}
+
+fn share_milli(before: (u64, u64), after: (u64, u64)) -> u32 {
+    let (busy, total) = (after.0.saturating_sub(before.0), after.1.saturating_sub(before.1));
+    u32::try_from(busy * 1000 / total.max(1)).unwrap_or(1000).min(1000)
+}

@@ -1,0 +1,185 @@
+//! What a job sees: its command line and its environment, one per rank. Pure, but for looking at paths.
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+
+use ring::digest;
+
+use super::container::{self, ContainerRun};
+use super::files::{GuardSpec, RankSpec};
+use super::processes::COOKIE_VARIABLE;
+use super::{LocalConfig, clock};
+use crate::core::api::StartCommand;
+use crate::model::spec::Run;
+
+/// What of the peer's own environment a job may see.
+const INHERITED: [&str; 7] = ["PATH", "HOME", "LANG", "USER", "TMPDIR", "TZ", "LD_LIBRARY_PATH"];
+
+/// What the client of a container runtime needs beside them.
+const CLIENT: [&str; 4] = ["XDG_RUNTIME_DIR", "DOCKER_HOST", "CONTAINER_HOST", "DBUS_SESSION_BUS_ADDRESS"];
+
+/// The guard's own environment.
+pub fn guard_env() -> Env {
+    inherit(Env::new(), INHERITED.iter().chain(&CLIENT))
+}
+
+/// What this machine adds to a command.
+pub struct Host<'a> {
+    /// The peer's configuration.
+    pub config: &'a LocalConfig,
+    /// The attempt's folder.
+    pub dir: &'a Path,
+    /// Its container runtime.
+    pub runtime: Option<&'a Path>,
+    /// Physical index of each GPU that was offered; none where GPUs are declared.
+    pub gpus: Option<&'a [u32]>,
+}
+
+/// What the guard is told; the error says why this cluster cannot run it.
+pub fn guard_spec(command: &StartCommand, host: &Host<'_>) -> Result<GuardSpec, String> {
+    let spec = &command.spec;
+    let workdir = spec.workdir.as_ref().map_or_else(|| host.dir.join("run"), PathBuf::from);
+    if !workdir.is_absolute() {
+        return Err(format!("workdir {} is not an absolute path", workdir.display()));
+    }
+    if command.shares.is_empty() {
+        return Err("it was given no node".into());
+    }
+    let cookie = data_encoding::HEXLOWER.encode(&rand::random::<[u8; 16]>());
+    let master_port = free_port().map_err(|e| format!("no free port for MASTER_PORT: {e}"))?;
+    let common = common_env(command, host.config, &cookie, master_port);
+    let ranks = (0..command.shares.len())
+        .map(|rank| rank_spec(command, host, &common, rank, &workdir))
+        .collect::<Result<Vec<_>, String>>()?;
+    Ok(GuardSpec {
+        key: command.key,
+        containers: spec.image.as_ref().and(host.runtime).map(Path::to_owned),
+        ranks,
+        workdir,
+        grace: spec.on_lost_contact.grace,
+        renewed_at: command.renewed_at,
+        max_runtime: spec.max_runtime,
+        notice: host.config.notice,
+        log_bytes: host.config.logs.file_bytes.0,
+        log_files: host.config.logs.files,
+        cookie,
+        boot: clock::boot_id().map_err(|e| format!("the boot id cannot be read: {e}"))?,
+        contacts: host.config.contacts(),
+        news: host.config.news(),
+        cgroup: host.config.cgroups,
+    })
+}
+
+/// A port that was free a moment ago.
+fn free_port() -> std::io::Result<u16> {
+    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
+}
+
+/// Variables in order, each once.
+pub type Env = Vec<(String, String)>;
+
+/// The user's variables, then ours, which win where they carry a promise.
+fn common_env(command: &StartCommand, config: &LocalConfig, cookie: &str, master_port: u16) -> Env {
+    let (spec, key) = (&command.spec, command.key);
+    let mut env: Env = Vec::new();
+    set(&mut env, "MASTER_ADDR", "127.0.0.1");
+    set(&mut env, "MASTER_PORT", master_port);
+    for (name, value) in &spec.env {
+        set(&mut env, name, value);
+    }
+    let checkpoint = command.checkpoint.as_ref().or(spec.checkpoint.as_ref().map(|c| &c.path));
+    if let Some(path) = checkpoint {
+        set(&mut env, "CHECKPOINT_PATH", path);
+    }
+    set(&mut env, "STARLING_JOB_ID", key.job);
+    set(&mut env, "STARLING_JOB_NAME", &spec.name);
+    set(&mut env, "STARLING_EPOCH", key.epoch);
+    set(&mut env, "STARLING_CLUSTER", &config.peer);
+    set(&mut env, "STARLING_DATA", spec.data.join("\n"));
+    let mut span = digest::Context::new(&digest::SHA256);
+    span.update(&command.trace.0);
+    span.update(&key.epoch.0.to_be_bytes());
+    let span = data_encoding::HEXLOWER.encode(&span.finish().as_ref()[..8]);
+    set(&mut env, "TRACEPARENT", format!("00-{}-{span}-01", command.trace));
+    set(&mut env, "STARLING_NODES", command.shares.len());
+    set(&mut env, "WORLD_SIZE", command.shares.len());
+    set(&mut env, "LOCAL_RANK", 0);
+    set(&mut env, COOKIE_VARIABLE, cookie);
+    env
+}
+
+fn set(env: &mut Env, name: &str, value: impl ToString) {
+    env.retain(|(n, _)| n != name);
+    env.push((name.to_owned(), value.to_string()));
+}
+
+fn rank_spec(
+    command: &StartCommand,
+    host: &Host<'_>,
+    common: &Env,
+    rank: usize,
+    workdir: &Path,
+) -> Result<RankSpec, String> {
+    let spec = &command.spec;
+    let share = command.shares.get(rank).ok_or("it was given too few nodes")?;
+    let mut env = common.clone();
+    for name in ["STARLING_RANK", "RANK", "NODE_RANK"] {
+        set(&mut env, name, rank);
+    }
+    let gpus: Vec<u32> = match host.gpus {
+        Some(real) => share
+            .gpus
+            .iter()
+            .map(|i| real.get(*i as usize).copied().ok_or(format!("there is no GPU {i} on this machine")))
+            .collect::<Result<_, _>>()?,
+        None => share.gpus.clone(),
+    };
+    let list = gpus.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    set(&mut env, "CUDA_DEVICE_ORDER", "PCI_BUS_ID");
+    set(&mut env, "CUDA_VISIBLE_DEVICES", list);
+    if host.gpus.is_none() {
+        set(&mut env, "STARLING_GPUS_VIRTUAL", 1);
+    }
+    let argv = match &spec.run {
+        Run::Script(script) => vec!["/bin/sh".into(), "-c".into(), script.clone()],
+        Run::Argv(argv) => argv.clone(),
+        Run::Image if spec.image.is_none() => return Err("it has neither a command nor an image".into()),
+        Run::Image => Vec::new(),
+    };
+    let Some(image) = &spec.image else {
+        return Ok(RankSpec { argv, env: inherit(env, &INHERITED), container: None });
+    };
+    let runtime = host
+        .runtime
+        .ok_or_else(|| format!("image {image} needs podman or docker, and this cluster has neither"))?;
+    let name = format!("starling-{}-{rank}", command.key);
+    let checkpoint = env.iter().find(|(n, _)| n == "CHECKPOINT_PATH").map(|(_, v)| PathBuf::from(v));
+    // A folder for checkpoints is shared as it is; it must be there before the container starts.
+    let checkpoint = checkpoint.filter(|p| p.is_absolute() && p.is_dir());
+    let run = ContainerRun {
+        name: &name,
+        image,
+        argv: &argv,
+        env: &env,
+        workdir,
+        checkpoint: checkpoint.as_deref(),
+        gpus: if host.gpus.is_some() { &gpus } else { &[] },
+    };
+    Ok(RankSpec {
+        argv: container::command(runtime, &run),
+        env: inherit(env, INHERITED.iter().chain(&CLIENT)),
+        container: Some(name),
+    })
+}
+
+/// Adds what is inherited, where the job does not say otherwise.
+fn inherit<'a>(mut env: Env, names: impl IntoIterator<Item = &'a &'static str>) -> Env {
+    for name in names {
+        if let Ok(value) = std::env::var(name)
+            && !env.iter().any(|(n, _)| n == *name)
+        {
+            env.push(((*name).to_owned(), value));
+        }
+    }
+    env
+}

@@ -1,0 +1,395 @@
+//! `starling guard`: stands between the peer and one attempt, and holds the deadline by itself.
+//!
+//! A small synchronous process with one thread and one wait. It outlives the peer, lets the attempt live only
+//! while its contact is renewed, ends the whole tree of processes before anyone may think that it has
+//! ended, and leaves on disk how it was.
+
+mod deadline;
+pub mod logs;
+mod rank;
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::process::ExitCode;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, wait};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
+
+use self::deadline::Deadline;
+use self::logs::{RotatingFile, Stream};
+use super::cgroup::Cgroup;
+use super::files::{AttemptDir, Ended, GuardSpec, Guarded, Lease, Started, lease_path, poke, read_json};
+use super::{clock, container, processes};
+use crate::base::{Instant, Span, WallTime};
+use crate::core::api::StopReason;
+use crate::model::Outcome;
+
+/// Words of an attempt that was stopped by its own guard. The peer's core and people know it by them.
+pub const LOST_CONTACT: &str = "lost contact";
+
+/// A program that has not taken over by then (its file system hangs) is given up.
+const EXEC_TIME_MAX: Span = Span::secs(30);
+
+/// Runs one attempt to its end. `dir` is its folder, made by the peer.
+pub fn main(dir: &Path) -> ExitCode {
+    if let Ok(rank) = std::env::var(rank::RANK_VARIABLE) {
+        return rank::become_program(dir, &rank);
+    }
+    match guard(AttemptDir::new(dir.to_owned())) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("starling guard: {}: {error}", dir.display());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn guard(dir: AttemptDir) -> std::io::Result<()> {
+    // Fails only for a leader of a group, which is detached enough.
+    let _ = rustix::process::setsid();
+    let Some(lock) = dir.lock()? else { return Ok(()) };
+    let spec = dir.spec()?;
+    // Whoever daemonises below becomes this process's child, and is found.
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+    if !dir.take_token()? {
+        return Ok(());
+    }
+    let mut guard = Guard::new(dir, spec, lock)?;
+    let ended = guard.run();
+    guard.close(ended);
+    Ok(())
+}
+
+struct Rank {
+    pid: Pid,
+    status: Option<WaitStatus>,
+    streams: [Stream; 2],
+}
+
+struct Stopping {
+    outcome: Outcome,
+    kill_at: Instant,
+}
+
+struct Guard {
+    dir: AttemptDir,
+    spec: GuardSpec,
+    wake: File,
+    timer: OwnedFd,
+    deadline: Option<Deadline>,
+    cgroup: Option<Cgroup>,
+    ranks: Vec<Rank>,
+    running_since: Option<(Instant, WallTime)>,
+    stopping: Option<Stopping>,
+    _lock: File,
+}
+
+impl Guard {
+    fn new(dir: AttemptDir, spec: GuardSpec, lock: File) -> std::io::Result<Self> {
+        let wake = dir.open_wake()?;
+        // This clock goes on through suspend, so that a machine that wakes up past a deadline acts at once.
+        let timer = timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
+        let deadline = spec.grace.map(|grace| Deadline::new(grace, spec.notice, spec.renewed_at));
+        let name = format!("starling-{}-{}", spec.key, spec.cookie.get(..8).unwrap_or_default());
+        let cgroup = spec.cgroup.then(|| Cgroup::create(&name)).flatten();
+        let guard = Self {
+            dir,
+            spec,
+            wake,
+            timer,
+            deadline,
+            cgroup,
+            ranks: Vec::new(),
+            running_since: None,
+            stopping: None,
+            _lock: lock,
+        };
+        Ok(guard)
+    }
+
+    /// Everything between the token and the end; afterwards no process is left.
+    fn run(&mut self) -> Outcome {
+        let begun = self.begin();
+        if begun.is_ok() {
+            while self.ranks.iter().any(|r| r.status.is_none()) {
+                self.look();
+                if self.kill_at().is_some_and(|at| clock::now() >= at) {
+                    break;
+                }
+                self.wait();
+                self.reap();
+            }
+        }
+        self.end_tree();
+        match (begun, self.stopping.take()) {
+            (_, Some(stopping)) => stopping.outcome,
+            (Err(reason), None) => Outcome::NotStarted(reason),
+            (Ok(()), None) => Outcome::Exited(0),
+        }
+    }
+
+    /// Starts every rank, or says why not.
+    fn begin(&mut self) -> Result<(), String> {
+        if clock::boot_id().ok().as_deref() != Some(self.spec.boot.as_str()) {
+            return Err("the machine was restarted before it began".into());
+        }
+        self.look();
+        if self.stopping.is_some() {
+            return Err("it was stopped before it began".into());
+        }
+        if self.deadline.is_some_and(|d| clock::now() >= d.notice_at()) {
+            return Err("its contact ran out before it began".into());
+        }
+        let own = processes::own().map_err(|e| format!("its guard cannot see processes: {e}"))?;
+        let cgroup = self.cgroup.as_ref().map(|c| c.path().to_owned());
+        let guarded = Guarded { guard: own, cgroup };
+        self.dir.write_guarded(&guarded).map_err(|e| format!("its guard cannot write: {e}"))?;
+        let mut starting = Vec::new();
+        for index in 0..self.spec.ranks.len() {
+            let rank = rank::start(&self.dir, index)
+                .map_err(|e| format!("rank {index} could not be forked: {e}"))?;
+            starting.push(rank);
+        }
+        for (index, rank) in starting.into_iter().enumerate() {
+            let latest = self.deadline.map_or(clock::now() + EXEC_TIME_MAX, |d| d.kill_at());
+            rank.wait(latest.min(clock::now() + EXEC_TIME_MAX))
+                .map_err(|reason| format!("rank {index}: {reason}"))?;
+            let stream = |pipe, name| {
+                let path = self.dir.logs().join(format!("rank-{index}.{name}"));
+                Stream::new(pipe, RotatingFile::new(path, self.spec.log_bytes, self.spec.log_files))
+            };
+            let out = stream(rank.stdout, "out").map_err(|e| format!("its output cannot be read: {e}"))?;
+            let err = stream(rank.stderr, "err").map_err(|e| format!("its errors cannot be read: {e}"))?;
+            self.ranks.push(Rank { pid: rank.pid, status: None, streams: [out, err] });
+        }
+        let at = clock::wall();
+        self.running_since = Some((clock::now(), at));
+        if let Err(error) = self.dir.write_started(&Started { at }) {
+            // The disk is full: it runs all the same, and `ended` will say since when.
+            eprintln!("starling guard: {} could not be marked as started: {error}", self.spec.key);
+        }
+        self.tell();
+        Ok(())
+    }
+
+    /// Looks for renewals, the peer's wish and limits, and gives notice where it is time.
+    fn look(&mut self) {
+        let now = clock::now();
+        self.read_lease(now);
+        self.read_stop(now);
+        let Some((since, _)) = self.running_since else { return };
+        if let Some(deadline) = self.deadline.filter(|d| now >= d.notice_at()) {
+            // A renewal after this does not help: the job was told, and ends as it was told.
+            self.stop(Outcome::Stopped(LOST_CONTACT.into()), deadline.kill_at().since(now), now);
+        }
+        if self.spec.max_runtime.is_some_and(|max| now >= since + max) {
+            self.stop(Outcome::TimedOut, self.spec.notice, now);
+        }
+    }
+
+    fn read_lease(&mut self, now: Instant) {
+        let Some(deadline) = &mut self.deadline else { return };
+        // A file that cannot be read is no renewal: the deadline stands.
+        let Ok(binding) = self.dir.binding() else { return };
+        let Ok(lease) = read_json::<Lease>(&lease_path(&self.spec.contacts, binding)) else { return };
+        if lease.boot == self.spec.boot {
+            deadline.renewed(lease.sent_at, now);
+        }
+    }
+
+    fn read_stop(&mut self, now: Instant) {
+        let Ok(Some(stop)) = self.dir.stop() else { return };
+        let outcome = stopped_by(stop.reason);
+        // A cancel during a drain is a cancel: it must not be run again elsewhere.
+        if stop.reason == StopReason::Cancel
+            && let Some(stopping) = &mut self.stopping
+            && matches!(stopping.outcome, Outcome::Stopped(_))
+        {
+            stopping.outcome = outcome.clone();
+        }
+        self.stop(outcome, stop.notice, now);
+    }
+
+    /// Gives notice, once; a later word may only make the end come sooner.
+    fn stop(&mut self, outcome: Outcome, notice: Span, now: Instant) {
+        let kill_at = now + notice;
+        if let Some(stopping) = &mut self.stopping {
+            stopping.kill_at = stopping.kill_at.min(kill_at);
+            return;
+        }
+        self.stopping = Some(Stopping { outcome, kill_at });
+        for rank in self.ranks.iter().filter(|r| r.status.is_none()) {
+            processes::signal_group(rank.pid.as_raw_nonzero().get(), Signal::TERM);
+        }
+    }
+
+    fn kill_at(&self) -> Option<Instant> {
+        let stop = self.stopping.as_ref().map(|s| s.kill_at);
+        let lost = self.deadline.map(|d| d.kill_at());
+        stop.into_iter().chain(lost).min()
+    }
+
+    fn next_look(&self) -> Option<Instant> {
+        let now = clock::now();
+        let limit = match (&self.stopping, self.running_since, self.spec.max_runtime) {
+            (None, Some((since, _)), Some(max)) => Some(since + max),
+            _ => None,
+        };
+        let notice = self.deadline.filter(|_| self.stopping.is_none()).map(|d| d.notice_at());
+        let renewal = self.deadline.map(|d| now + d.look_every());
+        self.kill_at().into_iter().chain(limit).chain(notice).chain(renewal).min()
+    }
+
+    /// Waits for output, an end, the peer or the clock.
+    fn wait(&mut self) {
+        if let Some(at) = self.next_look() {
+            // Zero would disarm it.
+            let at = at.0.max(1);
+            let value = Timespec { tv_sec: (at / 1_000_000) as i64, tv_nsec: (at % 1_000_000 * 1_000) as _ };
+            let never = Timespec { tv_sec: 0, tv_nsec: 0 };
+            let spec = Itimerspec { it_interval: never, it_value: value };
+            if let Err(error) = timerfd_settime(&self.timer, TimerfdTimerFlags::ABSTIME, &spec) {
+                eprintln!("starling guard: the timer cannot be set: {error}");
+            }
+        }
+        let pidfds: Vec<OwnedFd> = self.ranks.iter().filter_map(Rank::pidfd).collect();
+        let streams = self.ranks.iter().flat_map(|r| &r.streams).filter_map(Stream::fd);
+        let own = [self.timer.as_fd(), self.wake.as_fd()].into_iter().chain(pidfds.iter().map(AsFd::as_fd));
+        let mut fds: Vec<PollFd<'_>> =
+            own.chain(streams).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        // Looks by itself now and then, should a wake-up be lost; orphans are reaped then.
+        let timeout = Timespec { tv_sec: 10, tv_nsec: 0 };
+        let result = poll(&mut fds, Some(&timeout));
+        let woken = result.is_ok() && fds.get(1).is_some_and(|fd| !fd.revents().is_empty());
+        drop(fds);
+        if woken {
+            // Only its coming matters.
+            let _ = std::io::Read::read(&mut self.wake, &mut [0; 64]);
+        }
+        self.copy_output();
+    }
+
+    fn copy_output(&mut self) -> bool {
+        let mut more = false;
+        for stream in self.ranks.iter_mut().flat_map(|r| &mut r.streams) {
+            more |= stream.copy();
+        }
+        more
+    }
+
+    /// Takes the status of whoever ended; the first rank that fails decides for all.
+    fn reap(&mut self) {
+        for (pid, status) in reaped().0 {
+            let Some(rank) = self.ranks.iter_mut().find(|r| r.pid == pid) else { continue };
+            rank.status = Some(status);
+            let outcome = outcome_of(status);
+            if outcome != Outcome::Exited(0) && self.stopping.is_none() {
+                self.stop(outcome, self.spec.notice, clock::now());
+            }
+        }
+    }
+
+    /// Kills whatever is left, until nothing is; what cannot be killed keeps the attempt open.
+    fn end_tree(&mut self) {
+        let containers: Vec<&str> = self.spec.ranks.iter().filter_map(|r| r.container.as_deref()).collect();
+        if let Some(runtime) = &self.spec.containers {
+            // The client is in our tree, the container may be a daemon's.
+            processes::kill_all(&processes::descendants(rustix::process::getpid().as_raw_nonzero().get()));
+            container::remove(runtime, &containers);
+        }
+        let own = rustix::process::getpid().as_raw_nonzero().get();
+        let mut pause = Span::millis(1);
+        loop {
+            if let Some(cgroup) = &self.cgroup {
+                cgroup.kill();
+            }
+            let childless = self.reap_all();
+            if childless && self.cgroup.as_ref().is_none_or(Cgroup::empty) {
+                break;
+            }
+            processes::kill_all(&processes::descendants(own));
+            // A chatty job fills its pipes again and again until it is dead.
+            self.copy_output();
+            std::thread::sleep(pause.to_std());
+            pause = pause.scale(2, 1).min(Span::millis(100));
+        }
+        while self.copy_output() {}
+        if let Some(cgroup) = &self.cgroup {
+            cgroup.remove();
+        }
+    }
+
+    /// True if no child is left. Since all descendants become children when their parents die, and this
+    /// is asked until it is true, none is left then.
+    fn reap_all(&mut self) -> bool {
+        let (statuses, childless) = reaped();
+        for rank in &mut self.ranks {
+            let status = statuses.iter().find(|(pid, _)| *pid == rank.pid).map(|(_, status)| *status);
+            rank.status = rank.status.or(status);
+        }
+        childless
+    }
+
+    /// Writes how it ended, as often as it takes: nobody else can say it.
+    fn close(&mut self, outcome: Outcome) {
+        let output_lost = self.ranks.iter().flat_map(|r| &r.streams).map(|s| s.file.lost).sum();
+        let started_at = self.running_since.map(|(_, wall)| wall);
+        let ended = Ended { outcome, started_at, at: clock::wall(), output_lost };
+        let mut said = false;
+        while let Err(error) = self.dir.write_ended(&ended) {
+            if !std::mem::replace(&mut said, true) {
+                eprintln!("starling guard: {} ended and that cannot be written: {error}", self.spec.key);
+            }
+            std::thread::sleep(Span::secs(1).to_std());
+        }
+        self.tell();
+    }
+
+    fn tell(&self) {
+        poke(&self.spec.news, format!("{}\n", self.spec.key).as_bytes());
+    }
+}
+
+impl Rank {
+    fn pidfd(&self) -> Option<OwnedFd> {
+        let alive = self.status.is_none();
+        alive
+            .then(|| rustix::process::pidfd_open(self.pid, rustix::process::PidfdFlags::empty()).ok())
+            .flatten()
+    }
+}
+
+/// All children that have ended, ours and those that were left to us; and whether none is left.
+fn reaped() -> (Vec<(Pid, WaitStatus)>, bool) {
+    let mut found = Vec::new();
+    loop {
+        match wait(WaitOptions::NOHANG) {
+            Ok(Some(child)) => found.push(child),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(rustix::io::Errno::CHILD) => return (found, true),
+            Ok(None) | Err(_) => return (found, false),
+        }
+    }
+}
+
+fn outcome_of(status: WaitStatus) -> Outcome {
+    match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => Outcome::Exited(code),
+        (None, Some(signal)) => Outcome::Signaled(signal),
+        (None, None) => Outcome::Stopped(format!("it ended in an unknown way ({status:?})")),
+    }
+}
+
+/// How an attempt counts that was stopped for this reason.
+pub fn stopped_by(reason: StopReason) -> Outcome {
+    match reason {
+        StopReason::Cancel => Outcome::Cancelled,
+        StopReason::Timeout => Outcome::TimedOut,
+        StopReason::Drain => Outcome::Stopped("drain".into()),
+        StopReason::Superseded => Outcome::Stopped("superseded".into()),
+    }
+}

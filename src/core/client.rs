@@ -1,0 +1,441 @@
+//! Users' requests: submit, read, cancel, list, why.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ring::digest;
+use serde::{Deserialize, Serialize};
+
+use super::acceptor::{Value, ValueError};
+use super::api::{
+    Candidate, ClientError, ClientRequest, ClientResponse, JobFilter, Output, Table, WhyReport, Write,
+};
+use super::message::{Message, Origin, RecordKey};
+use super::peer::{Peer, Timer};
+use super::placement;
+use super::propose::{Fresh, OpResult, Task};
+use super::purpose::Purpose;
+use crate::base::{BoundedVec, Home, JobId, PeerName, Span, TraceId, WallTime};
+use crate::model::record::{Birth, CancelIntent, Change, Checkpoint, Refused};
+use crate::model::report::Liveness;
+use crate::model::spec::JobSpec;
+use crate::model::{JobRecord, JobState};
+
+/// Patience of a user's operation.
+const PATIENCE: Span = Span::secs(10);
+/// A search asks the ring's first members, then everybody, then gives up.
+const LOCATE_WIDEN: Span = Span::millis(300);
+const LOCATE_GIVE_UP: Span = Span::secs(3);
+const LOCATE_FIRST: usize = 5;
+/// An idempotency key is kept this long (milliseconds of wall clock), and at most so many.
+const KEY_KEPT_MS: u64 = 24 * 3600 * 1000;
+const KEYS_MAX: usize = 200_000;
+/// Bytes of a key.
+pub const KEY_BYTES_MAX: usize = 256;
+
+/// What a key stands for.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct KeyRow {
+    record: JobRecord,
+    spec_hash: [u8; 32],
+    at: WallTime,
+}
+
+struct Locate {
+    token: u64,
+    job: JobId,
+    request: ClientRequest,
+    asked: BTreeSet<PeerName>,
+    denied: BTreeSet<PeerName>,
+    wide: bool,
+}
+
+/// Requests that wait for somebody, and the idempotency keys.
+#[derive(Default)]
+pub(super) struct Clients {
+    locates: BTreeMap<u64, Locate>,
+    counter: u64,
+    keys: BTreeMap<(String, String), KeyRow>,
+}
+
+fn key_row_key(tenant: &str, key: &str) -> Vec<u8> {
+    format!("key/{tenant}/{key}").into_bytes()
+}
+
+fn spec_hash(spec: &JobSpec) -> [u8; 32] {
+    let bytes = serde_json::to_vec(spec).expect("a spec has only plain fields");
+    digest::digest(&digest::SHA256, &bytes).as_ref().try_into().expect("SHA-256 has 32 bytes")
+}
+
+impl Clients {
+    pub fn recover(meta: &BTreeMap<Vec<u8>, Vec<u8>>) -> Result<Self, ValueError> {
+        let mut clients = Clients::default();
+        for (key, row) in meta {
+            let Some(rest) = std::str::from_utf8(key).ok().and_then(|k| k.strip_prefix("key/")) else {
+                continue;
+            };
+            let Some((tenant, name)) = rest.split_once('/') else { continue };
+            let row: KeyRow =
+                serde_json::from_slice(row).map_err(|e| ValueError::Malformed(e.to_string()))?;
+            clients.keys.insert((tenant.to_owned(), name.to_owned()), row);
+        }
+        Ok(clients)
+    }
+}
+
+impl Peer {
+    fn reply(&mut self, token: u64, response: ClientResponse) {
+        self.out.push(Output::Reply { token, response });
+    }
+    fn reply_error(&mut self, token: u64, error: ClientError) {
+        self.reply(token, ClientResponse::Error(error));
+    }
+
+    pub(super) fn on_client(&mut self, token: u64, request: ClientRequest) {
+        match request {
+            ClientRequest::Submit { spec, key } => self.submit(token, *spec, key),
+            ClientRequest::Local { filter } => {
+                let jobs = self.local_jobs(&filter);
+                self.reply(token, ClientResponse::Jobs(jobs));
+            }
+            ClientRequest::WhySpec { spec } => {
+                let clusters = placement::candidates(&spec, &self.view, &BTreeMap::new(), self.now.mono);
+                let summary = summarize(&clusters);
+                let report = WhyReport { summary, state: None, owner: None, clusters };
+                self.reply(token, ClientResponse::Why(Box::new(report)));
+            }
+            ClientRequest::Inspect => {
+                let inspect = self.inspect();
+                self.reply(token, ClientResponse::Inspect(Box::new(inspect)));
+            }
+            ClientRequest::Get { job }
+            | ClientRequest::Cancel { job, .. }
+            | ClientRequest::Publish { job, .. }
+            | ClientRequest::Why { job } => self.with_birth(token, job, request),
+        }
+    }
+
+    fn submit(&mut self, token: u64, spec: JobSpec, key: Option<String>) {
+        let hash = spec_hash(&spec);
+        if let Some(known) =
+            key.as_ref().and_then(|k| self.clients.keys.get(&(spec.tenant.clone(), k.clone())))
+        {
+            let (record, same) = (known.record.clone(), known.spec_hash == hash);
+            let job = record.id();
+            if !same {
+                return self.reply_error(token, ClientError::KeyReused(job));
+            }
+            // The same record under the same id: whether the first try was chosen or not, this settles it.
+            let origin = Origin::Job(record.birth.clone());
+            let task = Task::Create(Box::new(Value::Job(Box::new(record))), Fresh::No);
+            return self.propose(origin, task, Purpose::Submit { token, job }, PATIENCE);
+        }
+        if let Err(error) = self.can_take(&spec) {
+            return self.reply_error(token, error);
+        }
+        self.clients.counter += 1;
+        let sequence = (self.cfg.boot << 32) | self.clients.counter;
+        let ring_key = Birth::ring_key(&spec.tenant, &self.cfg.name, sequence);
+        let homes = match self.ring.homes(&self.view, ring_key, self.cfg.replicas, None) {
+            Ok(homes) => homes,
+            Err((alive, needed)) => return self.reply_error(token, ClientError::NoHomes { alive, needed }),
+        };
+        let Ok(homes) = BoundedVec::try_from(homes) else { return };
+        let birth = Birth { tenant: spec.tenant.clone(), minter: self.cfg.name.clone(), sequence, homes };
+        let trace = TraceId(self.rng.bytes16());
+        let record = JobRecord::new(birth, spec, trace, self.now.wall);
+        let value = Value::Job(Box::new(record.clone()));
+        match value.encode() {
+            Err(ValueError::TooLarge(bytes)) => return self.reply_error(token, ClientError::TooLarge(bytes)),
+            Err(_) => return self.reply_error(token, ClientError::TooLarge(0)),
+            Ok(_) => {}
+        }
+        if let Some(key) = key {
+            self.remember_key(key, &record, hash);
+        }
+        let (job, origin) = (record.id(), Origin::Job(record.birth));
+        let task = Task::Create(Box::new(value), Fresh::Yes);
+        self.propose(origin, task, Purpose::Submit { token, job }, PATIENCE);
+    }
+
+    /// A job that fits nowhere ever is refused at once; one that fits nowhere now waits.
+    fn can_take(&self, spec: &JobSpec) -> Result<(), ClientError> {
+        if self.disk_full {
+            return Err(ClientError::DiskFull);
+        }
+        let (held, _) = self.acceptor.counts();
+        if held >= self.cfg.jobs_max {
+            return Err(ClientError::TooMany(self.cfg.jobs_max));
+        }
+        let rows = placement::candidates(spec, &self.view, &BTreeMap::new(), self.now.mono);
+        if rows.iter().any(|c| c.fits_ever) || rows.is_empty() {
+            return Ok(());
+        }
+        // Sorted by distance: the first that is no witness is the nearest.
+        let nearest = rows.iter().find(|c| self.view.members.get(&c.cluster).is_none_or(|m| !m.witness));
+        let nearest = nearest.unwrap_or(&rows[0]);
+        Err(ClientError::FitsNowhere {
+            nearest: nearest.cluster.to_string(),
+            missing: nearest.reasons.join("; "),
+        })
+    }
+
+    fn remember_key(&mut self, key: String, record: &JobRecord, spec_hash: [u8; 32]) {
+        let now = self.now.wall;
+        let old: Vec<(String, String)> = self
+            .clients
+            .keys
+            .iter()
+            .filter(|(_, row)| now.0.saturating_sub(row.at.0) > KEY_KEPT_MS)
+            .map(|(k, _)| k.clone())
+            .take(64)
+            .collect();
+        let excess = self.clients.keys.len() >= KEYS_MAX;
+        let first = self.clients.keys.keys().next().cloned().filter(|_| excess);
+        for gone in old.into_iter().chain(first) {
+            self.clients.keys.remove(&gone);
+            self.write(Write { table: Table::Meta, key: key_row_key(&gone.0, &gone.1), value: None });
+        }
+        let row = KeyRow { record: record.clone(), spec_hash, at: now };
+        let bytes = serde_json::to_vec(&row).expect("a key row has only plain fields");
+        let tenant = record.spec.tenant.clone();
+        self.write(Write { table: Table::Meta, key: key_row_key(&tenant, &key), value: Some(bytes) });
+        self.clients.keys.insert((tenant, key), row);
+    }
+
+    pub(super) fn client_submitted(&mut self, token: u64, job: JobId, result: OpResult) {
+        let response = match result {
+            OpResult::Value { value: Value::Job(record), .. } => {
+                let existed = record.version > 1;
+                if !existed {
+                    self.event(
+                        "job.submitted",
+                        Some(job),
+                        format!("{} taken by {}", record.spec.name, self.cfg.name),
+                    );
+                }
+                if let Some(owner) = self.owner_of(&record).filter(|o| *o != self.cfg.name) {
+                    self.send(owner, Message::Look { birth: record.birth.clone() }, false);
+                }
+                ClientResponse::Submitted { job, homes: record.birth.homes.to_vec(), existed }
+            }
+            OpResult::Rejected(why) if why.contains("disk") => ClientResponse::Error(ClientError::DiskFull),
+            OpResult::Rejected(_) => ClientResponse::Error(ClientError::TooMany(self.cfg.jobs_max)),
+            OpResult::Timeout { answered, needed } => {
+                ClientResponse::Error(ClientError::Unknown { answered, needed, job: Some(job) })
+            }
+            _ => ClientResponse::Error(ClientError::NoSuchJob(job)),
+        };
+        self.reply(token, response);
+    }
+
+    fn local_jobs(&self, filter: &JobFilter) -> Vec<JobRecord> {
+        let keep = |r: &&JobRecord| {
+            filter.tenant.as_ref().is_none_or(|t| r.spec.tenant == *t)
+                && (filter.states.is_empty() || filter.states.contains(&r.state))
+                && filter.prefix.as_ref().is_none_or(|p| r.id().to_string().starts_with(p.as_str()))
+        };
+        let mut jobs: Vec<&JobRecord> = self.acceptor.jobs().filter(keep).collect();
+        jobs.sort_by_key(|r| std::cmp::Reverse((r.submitted_at, r.birth.sequence)));
+        jobs.into_iter().take(filter.limit).cloned().collect()
+    }
+
+    // A job's homes, known here or asked of others.
+
+    fn with_birth(&mut self, token: u64, job: JobId, request: ClientRequest) {
+        if let Some(Origin::Job(birth)) = self.acceptor.slot(&RecordKey::Job(job)).map(|s| s.origin.clone()) {
+            return self.ask(token, job, birth, request);
+        }
+        self.clients.counter += 1;
+        let id = self.clients.counter;
+        let locate =
+            Locate { token, job, request, asked: BTreeSet::new(), denied: BTreeSet::new(), wide: false };
+        self.clients.locates.insert(id, locate);
+        let order = self.ring.order(job.ring_key());
+        self.locate_from(id, order.into_iter().take(LOCATE_FIRST).collect());
+        self.timer_in(LOCATE_WIDEN, Timer::Locate(id));
+        self.timer_in(LOCATE_GIVE_UP, Timer::Locate(id));
+        self.locate_check(id);
+    }
+
+    fn locate_from(&mut self, id: u64, peers: Vec<PeerName>) {
+        let Some(locate) = self.clients.locates.get_mut(&id) else { return };
+        let job = locate.job;
+        let fresh: Vec<PeerName> =
+            peers.into_iter().filter(|p| *p != self.cfg.name && locate.asked.insert(p.clone())).collect();
+        for peer in fresh {
+            self.send(peer, Message::Locate { job }, false);
+        }
+    }
+
+    pub(super) fn on_located(&mut self, from: PeerName, job: JobId, birth: Option<Birth>) {
+        let waiting: Vec<u64> =
+            self.clients.locates.iter().filter(|(_, l)| l.job == job).map(|(id, _)| *id).collect();
+        for id in waiting {
+            match &birth {
+                Some(birth) if birth.id() == job => {
+                    if let Some(locate) = self.clients.locates.remove(&id) {
+                        self.ask(locate.token, job, birth.clone(), locate.request);
+                    }
+                }
+                _ => {
+                    if let Some(locate) = self.clients.locates.get_mut(&id) {
+                        locate.denied.insert(from.clone());
+                    }
+                    self.locate_check(id);
+                }
+            }
+        }
+    }
+
+    pub(super) fn on_locate_timer(&mut self, id: u64) {
+        let Some(locate) = self.clients.locates.get_mut(&id) else { return };
+        if locate.wide {
+            // The second timer: nobody who answered knows it.
+            if let Some(locate) = self.clients.locates.remove(&id) {
+                let answered = locate.denied.len() + 1;
+                let needed = self.view.members.len().max(1);
+                let error = if answered >= needed {
+                    ClientError::NoSuchJob(locate.job)
+                } else {
+                    ClientError::Unknown { answered, needed, job: Some(locate.job) }
+                };
+                self.reply_error(locate.token, error);
+            }
+            return;
+        }
+        locate.wide = true;
+        let all = self.view.members.keys().cloned().collect();
+        self.locate_from(id, all);
+        self.locate_check(id);
+    }
+
+    pub(super) fn clients_retry_locates(&mut self) {
+        let ids: Vec<u64> = self.clients.locates.keys().copied().collect();
+        for id in ids {
+            self.locate_check(id);
+        }
+    }
+
+    /// Ends a search early once every member that can be reached has denied.
+    fn locate_check(&mut self, id: u64) {
+        let Some(locate) = self.clients.locates.get(&id) else { return };
+        let me = &self.cfg.name;
+        let mut reachable =
+            self.view.members.values().filter(|m| m.peer != *me && m.liveness != Liveness::Lost);
+        let all_alive_denied = reachable.all(|m| locate.denied.contains(&m.peer));
+        let any_lost = self.view.members.values().any(|m| m.peer != *me && m.liveness == Liveness::Lost);
+        if all_alive_denied
+            && !any_lost
+            && let Some(locate) = self.clients.locates.remove(&id)
+        {
+            self.reply_error(locate.token, ClientError::NoSuchJob(locate.job));
+        }
+    }
+
+    fn ask(&mut self, token: u64, job: JobId, birth: Birth, request: ClientRequest) {
+        let task = match &request {
+            ClientRequest::Cancel { by, .. } => {
+                Task::Job(Change::Cancel { intent: CancelIntent { by: by.clone(), at: self.now.wall } })
+            }
+            ClientRequest::Publish { epoch, uri, .. } => {
+                Task::Job(Change::Publish { checkpoint: Checkpoint { epoch: *epoch, uri: uri.clone() } })
+            }
+            _ => Task::Read,
+        };
+        let purpose = Purpose::Client { token, job, request: Box::new(request) };
+        self.propose(Origin::Job(birth), task, purpose, PATIENCE);
+    }
+
+    pub(super) fn client_done(&mut self, token: u64, job: JobId, request: ClientRequest, result: OpResult) {
+        let (record, refused) = match result {
+            OpResult::Value { value: Value::Job(record), refused } => (record, refused),
+            OpResult::Timeout { answered, needed } => {
+                return self.reply_error(token, ClientError::Unknown { answered, needed, job: Some(job) });
+            }
+            OpResult::Rejected(why) if why.contains("disk") => {
+                return self.reply_error(token, ClientError::DiskFull);
+            }
+            _ => return self.reply_error(token, ClientError::NoSuchJob(job)),
+        };
+        let response = match (request, refused) {
+            (ClientRequest::Cancel { .. }, None) => {
+                self.tell_about_cancel(&record);
+                ClientResponse::Cancelled { state: record.state }
+            }
+            (ClientRequest::Cancel { .. }, Some(Refused::Final(state))) => {
+                ClientResponse::Cancelled { state }
+            }
+            (_, Some(refused)) => ClientResponse::Error(ClientError::Refused(refused)),
+            (ClientRequest::Publish { .. }, None) => ClientResponse::Published,
+            (ClientRequest::Why { .. }, None) => ClientResponse::Why(Box::new(self.why(&record))),
+            _ => ClientResponse::Job(record),
+        };
+        self.reply(token, response);
+    }
+
+    /// The record says it; the executor and the owner are told, so that they need not find out.
+    fn tell_about_cancel(&mut self, record: &JobRecord) {
+        let job = record.id();
+        self.event("job.cancel", Some(job), record.reason.clone());
+        if let Some(placement) = &record.placement {
+            self.send(placement.cluster.clone(), Message::Look { birth: record.birth.clone() }, false);
+        }
+        self.out.push(Output::Flash(super::api::Flash::Look { job }));
+    }
+
+    pub(super) fn why(&self, record: &JobRecord) -> WhyReport {
+        let mut clusters = placement::candidates(&record.spec, &self.view, &BTreeMap::new(), self.now.mono);
+        self.note_claims(record, &mut clusters);
+        let owner = self.owner_of(record);
+        let summary = match (&record.placement, record.state) {
+            (_, state) if state.is_final() => format!("{}: {}", state.as_str(), record.reason),
+            (Some(placement), JobState::Placed) => {
+                format!("placed at {}, which has not started it yet", placement.cluster)
+            }
+            (Some(placement), _) => format!("runs at {} as epoch {}", placement.cluster, record.epoch),
+            (None, _) => format!("pending ({}): {}", record.reason, summarize(&clusters)),
+        };
+        WhyReport { summary, state: Some(record.state), owner, clusters }
+    }
+
+    fn note_claims(&self, record: &JobRecord, clusters: &mut [Candidate]) {
+        let claims = self.claims_of(&record.id());
+        for row in clusters {
+            if let Some((ahead, refused)) = claims.get(&row.cluster) {
+                row.claim = *ahead;
+                match (refused, ahead) {
+                    (Some(why), _) => row.reasons.push(format!("refused the claim: {why}")),
+                    (None, Some(n)) => row.reasons.push(format!("a claim stands there, {n} ahead of it")),
+                    (None, None) => row.reasons.push("a claim was sent there, no answer yet".into()),
+                }
+            }
+        }
+    }
+
+    /// A home that missed a write: puts the present value on all homes again.
+    pub(super) fn write_back(&mut self, record: &JobRecord) {
+        self.propose(Origin::Job(record.birth.clone()), Task::Settle, Purpose::Nothing, PATIENCE);
+    }
+
+    /// Homes of a record, for people.
+    pub fn homes(record: &JobRecord) -> &[Home] {
+        &record.birth.homes
+    }
+}
+
+fn summarize(clusters: &[Candidate]) -> String {
+    let now = clusters.iter().filter(|c| c.fits_now).count();
+    let ever = clusters.iter().filter(|c| c.fits_ever).count();
+    match (clusters.first(), now, ever) {
+        (None, ..) => "no cluster is known yet".into(),
+        (Some(first), 0, 0) => {
+            format!("fits nowhere; nearest is {}: {}", first.cluster, first.reasons.join("; "))
+        }
+        (Some(first), 0, n) => format!(
+            "{n} clusters could run it, none now; first in line is {}: {}",
+            first.cluster,
+            first.reasons.join("; ")
+        ),
+        (Some(first), n, _) => format!("{n} clusters could start it now, best is {}", first.cluster),
+    }
+}

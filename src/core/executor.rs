@@ -1,0 +1,745 @@
+//! The cluster's side of a job: queue, grants, admission, attempts, closing.
+//!
+//! Starting is pulled: a message only says "look"; the record, read through its register, says whether
+//! this cluster may start this epoch. What was admitted is on disk before the backend hears of it, and
+//! what has ended is on disk before its capacity is free.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use serde::{Deserialize, Serialize};
+
+use super::acceptor::{Value, ValueError};
+use super::api::{
+    AttemptKey, AttemptView, BackendCommand, BackendEvent, ClaimView, CoreConfig, Flash, NodeShare, Output,
+    StartCommand, StopReason, Table, Write,
+};
+use super::books::Books;
+use super::message::{Claim, Message, Origin};
+use super::peer::{Peer, Timer};
+use super::propose::{OpResult, Task};
+use super::purpose::Purpose;
+use crate::base::{ContactId, Epoch, Instant, JobId, PeerName, Span, WallTime};
+use crate::model::record::{Birth, Change};
+use crate::model::report::QueueReport;
+use crate::model::spec::JobSpec;
+use crate::model::{JobRecord, Outcome, Placement, Resources};
+
+/// A claim that was not repeated for this long is dropped.
+const CLAIM_FOR: Span = Span::secs(10);
+/// A head that has waited this long lets nobody pass any more.
+const STARVES_AFTER: Span = Span::secs(30);
+/// Fits tried in one pass over the queue.
+const TRIES_MAX: usize = 512;
+/// Claims held.
+const CLAIMS_MAX: usize = 200_000;
+/// Patience of the executor's own operations; they are repeated until they are done.
+const PATIENCE: Span = Span::secs(10);
+/// Time between notice and kill of a drain, a cancel.
+const NOTICE: Span = Span::secs(10);
+/// The queue is looked over at least this often.
+const QUEUE_EVERY: Span = Span::secs(1);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+enum Phase {
+    Starting,
+    Running,
+    Stopping,
+    Closed,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Closed {
+    outcome: Outcome,
+    started_at: Option<WallTime>,
+    at: WallTime,
+}
+
+/// An attempt's durable row.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Row {
+    birth: Birth,
+    epoch: Epoch,
+    spec: JobSpec,
+    shares: Vec<NodeShare>,
+    binding: (ContactId, u64),
+    closed: Option<Closed>,
+}
+
+#[derive(Debug, Clone)]
+struct Attempt {
+    row: Row,
+    phase: Phase,
+    admitted: Instant,
+    started_at: Option<WallTime>,
+    /// The record says that it runs.
+    recorded: bool,
+    rebinding: bool,
+    busy: bool,
+}
+
+#[derive(Debug, Clone)]
+struct Waiting {
+    claim: Claim,
+    owner: PeerName,
+    arrived: Instant,
+    heard: Instant,
+}
+
+#[derive(Debug, Clone)]
+struct Granted {
+    epoch: Epoch,
+    shares: Vec<NodeShare>,
+    need: Resources,
+    until: Instant,
+}
+
+type Place = (Reverse<u8>, Instant, JobId);
+
+/// All that this cluster holds.
+#[derive(Default)]
+pub(super) struct Executor {
+    books: Books,
+    attempts: BTreeMap<AttemptKey, Attempt>,
+    claims: BTreeMap<JobId, Waiting>,
+    order: BTreeSet<Place>,
+    grants: BTreeMap<JobId, Granted>,
+    looking: BTreeSet<JobId>,
+    /// Closed lately, so that a late read cannot start one again within this run.
+    done: VecDeque<AttemptKey>,
+    pub report_dirty: bool,
+    flashed: Option<(Instant, BTreeMap<String, u32>)>,
+}
+
+fn row_key(key: &AttemptKey) -> Vec<u8> {
+    let mut bytes = key.job.0.to_vec();
+    bytes.extend_from_slice(&key.epoch.0.to_be_bytes());
+    bytes
+}
+
+impl Executor {
+    pub fn recover(cfg: &CoreConfig, rows: &BTreeMap<Vec<u8>, Vec<u8>>) -> Result<Self, ValueError> {
+        let mut exec = Executor { books: Books::new(&cfg.nodes), report_dirty: true, ..Self::default() };
+        for bytes in rows.values() {
+            let row: Row = serde_json::from_slice(bytes).map_err(|e| ValueError::Malformed(e.to_string()))?;
+            let key = AttemptKey { job: row.birth.id(), epoch: row.epoch };
+            let phase = if row.closed.is_some() { Phase::Closed } else { Phase::Starting };
+            if phase != Phase::Closed {
+                exec.books.take(&row.shares, &row.spec.resources);
+            }
+            let attempt = Attempt {
+                row,
+                phase,
+                admitted: Instant(0),
+                started_at: None,
+                recorded: false,
+                rebinding: false,
+                busy: false,
+            };
+            exec.attempts.insert(key, attempt);
+        }
+        Ok(exec)
+    }
+
+    pub fn explain(&self, job: &JobId) -> String {
+        let attempts: Vec<_> =
+            self.of_job(job).map(|(k, a)| (k.epoch, a.phase, a.busy, a.recorded)).collect();
+        let (claim, grant) = (self.claims.contains_key(job), self.grants.contains_key(job));
+        format!("attempts {attempts:?} claim {claim} grant {grant} looking {}", self.looking.contains(job))
+    }
+
+    /// An attempt of this job is here and not closed.
+    pub fn runs(&self, job: &JobId) -> bool {
+        self.of_job(job).any(|(_, a)| a.phase != Phase::Closed)
+    }
+    fn of_job(&self, job: &JobId) -> impl Iterator<Item = (&AttemptKey, &Attempt)> {
+        let low = AttemptKey { job: *job, epoch: Epoch(0) };
+        let high = AttemptKey { job: *job, epoch: Epoch(u64::MAX) };
+        self.attempts.range(low..=high)
+    }
+    pub fn bound_to(&self, contact: &ContactId) -> bool {
+        self.attempts.values().any(|a| a.phase != Phase::Closed && a.row.binding.0 == *contact)
+    }
+
+    pub fn attempts_view(&self, now: Instant) -> Vec<AttemptView> {
+        let view = |(key, a): (&AttemptKey, &Attempt)| AttemptView {
+            job: key.job,
+            epoch: key.epoch,
+            name: a.row.spec.name.clone(),
+            tenant: a.row.spec.tenant.clone(),
+            gpus: a.row.spec.gpus_total(),
+            phase: match a.phase {
+                Phase::Starting => "starting",
+                Phase::Running => "running",
+                Phase::Stopping => "stopping",
+                Phase::Closed => "closing",
+            }
+            .into(),
+            age: now.since(a.admitted),
+        };
+        self.attempts.iter().map(view).collect()
+    }
+
+    pub fn queue_view(&self, now: Instant) -> Vec<ClaimView> {
+        let view = |w: &Waiting, job: &JobId| ClaimView {
+            job: *job,
+            owner: w.owner.clone(),
+            priority: w.claim.priority,
+            gpus: u64::from(w.claim.resources.gpus) * u64::from(w.claim.nodes),
+            granted: self.grants.contains_key(job),
+            age: now.since(w.arrived),
+        };
+        self.order.iter().filter_map(|(_, _, job)| self.claims.get(job).map(|w| view(w, job))).collect()
+    }
+
+    fn drop_claim(&mut self, job: &JobId) -> Option<Waiting> {
+        let waiting = self.claims.remove(job)?;
+        self.order.remove(&(Reverse(waiting.claim.priority), waiting.arrived, *job));
+        self.report_dirty = true;
+        Some(waiting)
+    }
+
+    fn drop_grant(&mut self, job: &JobId) -> Option<Granted> {
+        let grant = self.grants.remove(job)?;
+        self.report_dirty = true;
+        Some(grant)
+    }
+
+    fn release_grant(&mut self, job: &JobId) {
+        if let Some(grant) = self.drop_grant(job) {
+            self.books.give(&grant.shares, &grant.need);
+        }
+    }
+}
+
+impl Peer {
+    // The queue.
+
+    pub(super) fn on_claim(&mut self, from: PeerName, claim: Claim) {
+        let job = claim.birth.id();
+        let key = AttemptKey { job, epoch: claim.epoch };
+        let refused = self.refuses(&claim);
+        if let Some(why) = refused {
+            self.exec.drop_claim(&job);
+            let state = Message::ClaimState { job, epoch: claim.epoch, ahead: 0, refused: Some(why) };
+            return self.send(from, state, false);
+        }
+        if self.exec.attempts.contains_key(&key) || self.exec.done.contains(&key) {
+            return;
+        }
+        let epoch = claim.epoch;
+        if self.exec.grants.get(&job).is_some_and(|g| g.epoch != epoch) {
+            self.exec.release_grant(&job);
+        }
+        let now = self.now.mono;
+        let arrived = self.exec.drop_claim(&job).map_or(now, |old| old.arrived);
+        self.exec.order.insert((Reverse(claim.priority), arrived, job));
+        self.exec.claims.insert(job, Waiting { claim, owner: from.clone(), arrived, heard: now });
+        if self.exec.grants.contains_key(&job) {
+            return self.send_grant(&job);
+        }
+        self.queue_changed();
+        if !self.exec.grants.contains_key(&job) {
+            let ahead = self.exec.order.iter().take_while(|(_, _, j)| *j != job).count();
+            let ahead = u32::try_from(ahead).unwrap_or(u32::MAX);
+            self.send(from, Message::ClaimState { job, epoch, ahead, refused: None }, false);
+        }
+    }
+
+    fn refuses(&self, claim: &Claim) -> Option<String> {
+        if let Some(why) = self.closed_for() {
+            return Some(why);
+        }
+        if claim.image && !self.cfg.runs_images {
+            return Some("runs no images".into());
+        }
+        if !super::books::fits_empty(&self.cfg.nodes, claim.nodes, &claim.resources) {
+            return Some("does not fit this cluster even when it is empty".into());
+        }
+        (self.exec.claims.len() >= CLAIMS_MAX).then(|| "the queue is full".into())
+    }
+
+    fn closed_for(&self) -> Option<String> {
+        match (self.draining, self.disk_full) {
+            (true, _) => Some("drains".into()),
+            (_, true) => Some("disk nearly full".into()),
+            _ => None,
+        }
+    }
+
+    pub(super) fn on_withdraw(&mut self, from: &PeerName, job: JobId, epoch: Epoch) {
+        let theirs = |w: &Waiting| w.owner == *from && w.claim.epoch <= epoch;
+        if self.exec.claims.get(&job).is_some_and(theirs) {
+            self.exec.drop_claim(&job);
+            if self.exec.grants.get(&job).is_some_and(|g| g.epoch <= epoch) {
+                self.exec.release_grant(&job);
+            }
+            self.queue_changed();
+        }
+    }
+
+    pub(super) fn on_queue_timer(&mut self) {
+        self.timer_in(QUEUE_EVERY, Timer::Queue);
+        let now = self.now.mono;
+        let silent: Vec<JobId> = self
+            .exec
+            .claims
+            .iter()
+            .filter(|(_, w)| now.since(w.heard) > CLAIM_FOR)
+            .map(|(j, _)| *j)
+            .collect();
+        for job in silent {
+            self.exec.drop_claim(&job);
+        }
+        let over: Vec<JobId> =
+            self.exec.grants.iter().filter(|(_, g)| g.until <= now).map(|(j, _)| *j).collect();
+        for job in over {
+            self.exec.release_grant(&job);
+            self.count("grants_expired");
+        }
+        self.queue_changed();
+    }
+
+    /// Grants what fits, in order. Small jobs pass a head that does not fit, until it has waited so long
+    /// that it would starve.
+    pub(super) fn queue_changed(&mut self) {
+        if self.closed_for().is_some() || self.contact_fresh().is_none() {
+            return;
+        }
+        let now = self.now.mono;
+        let mut granted = Vec::new();
+        let mut tries = 0;
+        for (_, arrived, job) in &self.exec.order {
+            if self.exec.grants.contains_key(job) {
+                continue;
+            }
+            let Some(waiting) = self.exec.claims.get(job) else { continue };
+            tries += 1;
+            let need = &waiting.claim.resources;
+            if let Some(shares) = self.exec.books.fit(waiting.claim.nodes, need) {
+                self.exec.books.take(&shares, need);
+                let until = now + self.cfg.grant_for;
+                granted
+                    .push((*job, Granted { epoch: waiting.claim.epoch, shares, need: need.clone(), until }));
+            } else if now.since(*arrived) > STARVES_AFTER || tries > TRIES_MAX {
+                break;
+            }
+        }
+        for (job, grant) in granted {
+            self.timers.insert((grant.until, Timer::Queue));
+            self.exec.grants.insert(job, grant);
+            self.exec.report_dirty = true;
+            self.send_grant(&job);
+        }
+    }
+
+    fn send_grant(&mut self, job: &JobId) {
+        let now = self.now.mono;
+        let (Some(grant), Some(waiting)) = (self.exec.grants.get(job), self.exec.claims.get(job)) else {
+            return;
+        };
+        let Some(contact) = self.contacts.newest() else { return };
+        let message = Message::Grant {
+            job: *job,
+            epoch: grant.epoch,
+            held: grant.until.since(now),
+            contact: contact.id,
+            series: contact.series,
+            homes: contact.homes.clone(),
+            incarnation: contact.incarnation,
+        };
+        let to = waiting.owner.clone();
+        self.send(to, message, false);
+    }
+
+    // Admission.
+
+    /// Somebody says that a record concerns this cluster: read it.
+    pub(super) fn on_look(&mut self, birth: Birth) {
+        let job = birth.id();
+        if self.exec.looking.insert(job) {
+            self.propose(Origin::Job(birth), Task::Read, Purpose::Look(job), PATIENCE);
+        }
+    }
+
+    pub(super) fn look_again(&mut self, job: JobId) {
+        let birth = self.exec.of_job(&job).map(|(_, a)| a.row.birth.clone()).next();
+        if let Some(birth) = birth {
+            self.on_look(birth);
+        }
+    }
+
+    /// The record as a quorum holds it.
+    pub(super) fn looked(&mut self, job: JobId, result: OpResult) {
+        self.exec.looking.remove(&job);
+        let OpResult::Value { value: Value::Job(record), .. } = result else { return };
+        self.heal_hint(&record);
+        let mine = record.placement.clone().filter(|p| p.cluster == self.cfg.name);
+        let current = mine.as_ref().map(|_| AttemptKey { job, epoch: record.epoch });
+        let others: Vec<AttemptKey> =
+            self.exec.of_job(&job).map(|(k, _)| *k).filter(|k| Some(*k) != current).collect();
+        for key in others {
+            self.stop(key, StopReason::Superseded);
+        }
+        let (Some(placement), Some(key)) = (mine, current) else { return };
+        if !self.exec.attempts.contains_key(&key) {
+            if !self.exec.done.contains(&key) {
+                self.admit(key, &record, &placement);
+            }
+            return;
+        }
+        if record.cancel.is_some() {
+            return self.stop(key, StopReason::Cancel);
+        }
+        let unstarted = self.exec.attempts.get(&key).is_some_and(|a| a.phase == Phase::Starting);
+        if unstarted {
+            self.start(key, &record);
+        }
+    }
+
+    fn admit(&mut self, key: AttemptKey, record: &JobRecord, placement: &Placement) {
+        let spec = &record.spec;
+        let held = self.exec.grants.get(&key.job).is_some_and(|g| g.epoch == key.epoch);
+        self.exec.drop_claim(&key.job);
+        let shares = if held { self.exec.drop_grant(&key.job).map(|g| g.shares) } else { None };
+        let granted = shares.is_some();
+        // No grant: it expired, or this peer was started anew. The cluster's own books decide.
+        let shares = shares.or_else(|| self.exec.books.fit(spec.nodes, &spec.resources));
+        let binding = (placement.contact, placement.incarnation);
+        let current =
+            self.contacts.get(&binding.0).is_some_and(|c| c.incarnation == binding.1 && c.renewed.is_some());
+        let refusal = if let Some(why) = self.closed_for() {
+            Some(why)
+        } else if record.cancel.is_some() {
+            Some("cancelled before it started".into())
+        } else if !current {
+            // An attempt that never started is not started under an old binding.
+            Some("its contact was taken over before it could start".into())
+        } else if shares.is_none() {
+            Some("its capacity was given to others".into())
+        } else {
+            None
+        };
+        let shares = shares.unwrap_or_default();
+        let row = Row {
+            birth: record.birth.clone(),
+            epoch: key.epoch,
+            spec: spec.clone(),
+            shares,
+            binding,
+            closed: None,
+        };
+        if !granted {
+            self.exec.books.take(&row.shares, &spec.resources);
+        }
+        let attempt = Attempt {
+            row,
+            phase: Phase::Starting,
+            admitted: self.now.mono,
+            started_at: None,
+            recorded: false,
+            rebinding: false,
+            busy: false,
+        };
+        self.exec.attempts.insert(key, attempt);
+        self.exec.report_dirty = true;
+        if let Some(why) = refusal {
+            return self.ended(key, Outcome::NotStarted(why), None, self.now.wall);
+        }
+        self.save(key);
+        self.start(key, record);
+    }
+
+    /// Hands an admitted attempt to the backend, under a binding that is current.
+    fn start(&mut self, key: AttemptKey, record: &JobRecord) {
+        let Some(attempt) = self.exec.attempts.get(&key) else { return };
+        let binding = attempt.row.binding;
+        let renewed_at =
+            self.contacts.get(&binding.0).filter(|c| c.incarnation == binding.1).and_then(|c| c.renewed);
+        let Some(renewed_at) = renewed_at else { return };
+        let spec = attempt.row.spec.clone();
+        let start = StartCommand {
+            key,
+            shares: attempt.row.shares.clone(),
+            binding,
+            renewed_at,
+            checkpoint: record
+                .checkpoint
+                .as_ref()
+                .map(|c| c.uri.clone())
+                .or_else(|| spec.checkpoint.as_ref().map(|c| c.path.clone())),
+            trace: record.trace,
+            spec,
+        };
+        self.backend(BackendCommand::Start(Box::new(start)));
+    }
+
+    fn save(&mut self, key: AttemptKey) {
+        let Some(attempt) = self.exec.attempts.get(&key) else { return };
+        let row = serde_json::to_vec(&attempt.row).expect("a row has only plain fields");
+        self.write(Write { table: Table::Attempts, key: row_key(&key), value: Some(row) });
+    }
+
+    fn stop(&mut self, key: AttemptKey, reason: StopReason) {
+        let Some(attempt) = self.exec.attempts.get_mut(&key) else { return };
+        match attempt.phase {
+            Phase::Closed => {}
+            // Not started yet as far as is known: the backend makes the stop win or reports the end.
+            Phase::Starting | Phase::Running | Phase::Stopping => {
+                attempt.phase = Phase::Stopping;
+                self.backend(BackendCommand::Stop { key, notice: NOTICE, reason });
+            }
+        }
+    }
+
+    // Attempts.
+
+    /// After a restart the backend says first what it still has; the rest is looked up in the records.
+    pub(super) fn restart_attempts(&mut self) {
+        let closed: Vec<AttemptKey> =
+            self.exec.attempts.iter().filter(|(_, a)| a.phase == Phase::Closed).map(|(k, _)| *k).collect();
+        for key in closed {
+            self.timer_in(Span::ZERO, Timer::Attempt(key));
+        }
+    }
+
+    pub(super) fn on_backend(&mut self, event: BackendEvent) {
+        match event {
+            BackendEvent::Adopted { running } => {
+                for key in &running {
+                    match self.exec.attempts.get_mut(key) {
+                        Some(attempt) if attempt.phase == Phase::Starting => attempt.phase = Phase::Running,
+                        Some(_) => {}
+                        // It runs, and this peer holds no row of it: it cannot be accounted for.
+                        None => self.backend(BackendCommand::Stop {
+                            key: *key,
+                            notice: NOTICE,
+                            reason: StopReason::Superseded,
+                        }),
+                    }
+                }
+                let all: Vec<AttemptKey> = self.exec.attempts.keys().copied().collect();
+                for key in all {
+                    self.timer_in(Span::ZERO, Timer::Attempt(key));
+                }
+            }
+            BackendEvent::Started { key, at } => {
+                let Some(attempt) = self.exec.attempts.get_mut(&key) else { return };
+                attempt.started_at = Some(at);
+                if attempt.phase == Phase::Starting {
+                    attempt.phase = Phase::Running;
+                }
+                self.event("attempt.started", Some(key.job), format!("epoch {} runs", key.epoch));
+                self.attempt_again(key);
+            }
+            BackendEvent::Ended { key, outcome, started_at, at } => {
+                if self.exec.attempts.get(&key).is_some_and(|a| a.phase != Phase::Closed) {
+                    self.ended(key, outcome, started_at, at);
+                } else if !self.exec.attempts.contains_key(&key) {
+                    self.backend(BackendCommand::Forget { key });
+                }
+            }
+        }
+    }
+
+    /// No process of it is left. "Closed" is on disk before the record hears of it.
+    fn ended(&mut self, key: AttemptKey, outcome: Outcome, started_at: Option<WallTime>, at: WallTime) {
+        let Some(attempt) = self.exec.attempts.get_mut(&key) else { return };
+        attempt.phase = Phase::Closed;
+        attempt.busy = false;
+        let text = format!("epoch {} ended: {outcome:?}", key.epoch);
+        let started_at = started_at.or(attempt.started_at);
+        attempt.row.closed = Some(Closed { outcome, started_at, at });
+        let (shares, need) = (attempt.row.shares.clone(), attempt.row.spec.resources.clone());
+        self.exec.books.give(&shares, &need);
+        self.exec.report_dirty = true;
+        self.event("attempt.ended", Some(key.job), text);
+        self.save(key);
+        self.attempt_again(key);
+        self.queue_changed();
+    }
+
+    /// Tells the record what it does not know yet, again and again until it does.
+    pub(super) fn attempt_again(&mut self, key: AttemptKey) {
+        let Some(attempt) = self.exec.attempts.get_mut(&key) else { return };
+        if attempt.busy {
+            return;
+        }
+        let origin = Origin::Job(attempt.row.birth.clone());
+        match (attempt.phase, &attempt.row.closed) {
+            (Phase::Closed, Some(closed)) => {
+                attempt.busy = true;
+                let change = Change::Close {
+                    epoch: key.epoch,
+                    outcome: closed.outcome.clone(),
+                    started_at: closed.started_at,
+                    at: closed.at,
+                };
+                self.propose(origin, Task::Job(change), Purpose::Close(key), PATIENCE);
+            }
+            (Phase::Running, _) if !attempt.recorded => {
+                attempt.busy = true;
+                let at = attempt.started_at.unwrap_or(self.now.wall);
+                let change = Change::Started { epoch: key.epoch, at };
+                self.propose(origin, Task::Job(change), Purpose::Started(key), PATIENCE);
+            }
+            (Phase::Starting | Phase::Running, _) => {
+                let birth = attempt.row.birth.clone();
+                self.on_look(birth);
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn started_recorded(&mut self, key: AttemptKey, result: OpResult) {
+        let Some(attempt) = self.exec.attempts.get_mut(&key) else { return };
+        attempt.busy = false;
+        match result {
+            OpResult::Value { refused: None, .. } => attempt.recorded = true,
+            OpResult::Value { refused: Some(_), .. } => {
+                // The record has moved on without this attempt.
+                attempt.recorded = true;
+                self.look_again(key.job);
+            }
+            _ => self.timer_in(Span::secs(1), Timer::Attempt(key)),
+        }
+        if self.exec.attempts.get(&key).is_some_and(|a| a.phase == Phase::Closed) {
+            self.attempt_again(key);
+        }
+    }
+
+    pub(super) fn closed_recorded(&mut self, key: AttemptKey, result: OpResult) {
+        match result {
+            OpResult::Value { value: Value::Job(record), refused } => {
+                if let Some(why) = refused {
+                    self.count("closes_refused");
+                    self.event("attempt.superseded", Some(key.job), format!("epoch {}: {why}", key.epoch));
+                } else {
+                    self.event("job.closed", Some(key.job), record.reason.clone());
+                }
+                self.exec.attempts.remove(&key);
+                self.exec.done.push_back(key);
+                if self.exec.done.len() > 4096 {
+                    self.exec.done.pop_front();
+                }
+                self.write(Write { table: Table::Attempts, key: row_key(&key), value: None });
+                self.backend(BackendCommand::Forget { key });
+                if let Some(owner) = self.owner_of(&record).filter(|o| *o != self.cfg.name) {
+                    // A hint: the owner may be a home that has not accepted this value yet.
+                    self.send(owner, Message::Look { birth: record.birth.clone() }, false);
+                }
+            }
+            _ => {
+                if let Some(attempt) = self.exec.attempts.get_mut(&key) {
+                    attempt.busy = false;
+                }
+                self.timer_in(Span::secs(1), Timer::Attempt(key));
+            }
+        }
+    }
+
+    /// Moves the bindings of living attempts to the newest contact and incarnation, each by a swap on
+    /// the job's record. The guard stops by itself what is past its own grace.
+    pub(super) fn rebind_attempts(&mut self) {
+        let Some(newest) = self.contact_fresh() else { return };
+        let to = (newest.id, newest.incarnation);
+        let (series, homes) = (newest.series, newest.homes.clone());
+        let due: Vec<AttemptKey> = self
+            .exec
+            .attempts
+            .iter()
+            .filter(|(_, a)| a.phase != Phase::Closed && a.row.binding != to && !a.rebinding)
+            .map(|(k, _)| *k)
+            .collect();
+        for key in due {
+            let Some(attempt) = self.exec.attempts.get_mut(&key) else { continue };
+            attempt.rebinding = true;
+            let from = attempt.row.binding;
+            let origin = Origin::Job(attempt.row.birth.clone());
+            let change = Change::Rebind { epoch: key.epoch, from, to, series, homes: homes.clone() };
+            self.propose(origin, Task::Job(change), Purpose::Rebind(key, to), PATIENCE);
+        }
+    }
+
+    pub(super) fn rebound(&mut self, key: AttemptKey, to: (ContactId, u64), result: OpResult) {
+        let Some(attempt) = self.exec.attempts.get_mut(&key) else { return };
+        attempt.rebinding = false;
+        match result {
+            OpResult::Value { refused: None, .. } => {
+                attempt.row.binding = to;
+                if attempt.phase != Phase::Closed {
+                    self.save(key);
+                    self.backend(BackendCommand::Rebind { key, to });
+                }
+            }
+            OpResult::Value { refused: Some(_), .. } => self.look_again(key.job),
+            // Unknown: the next renewal tries again.
+            _ => {}
+        }
+    }
+
+    pub(super) fn on_drain(&mut self, draining: bool) {
+        if self.draining == draining {
+            return;
+        }
+        self.draining = draining;
+        self.exec.report_dirty = true;
+        self.out.push(Output::Flash(Flash::Drain { cluster: self.cfg.name.clone(), draining }));
+        if !draining {
+            return;
+        }
+        let waiting: Vec<(JobId, PeerName, Epoch)> =
+            self.exec.claims.iter().map(|(j, w)| (*j, w.owner.clone(), w.claim.epoch)).collect();
+        for (job, owner, epoch) in waiting {
+            self.exec.drop_claim(&job);
+            self.exec.release_grant(&job);
+            let refused = Some("drains".to_owned());
+            self.send(owner, Message::ClaimState { job, epoch, ahead: 0, refused }, false);
+        }
+        let running: Vec<AttemptKey> = self.exec.attempts.keys().copied().collect();
+        for key in running {
+            self.stop(key, StopReason::Drain);
+        }
+    }
+
+    /// Says what is free when it changed: to gossip always, by flash when the GPUs did and not too often.
+    pub(super) fn flush_report(&mut self) {
+        if !std::mem::take(&mut self.exec.report_dirty) || self.cfg.nodes.is_empty() {
+            return;
+        }
+        let mut queue = QueueReport {
+            running: count32(self.exec.attempts.values().filter(|a| a.phase != Phase::Closed).count()),
+            queued: count32(self.exec.claims.len() - self.exec.grants.len().min(self.exec.claims.len())),
+            closed: self.closed_for(),
+            ..QueueReport::default()
+        };
+        self.exec.books.report(&mut queue);
+        for waiting in self.exec.claims.values() {
+            queue.queued_gpus += u64::from(waiting.claim.resources.gpus) * u64::from(waiting.claim.nodes);
+        }
+        for grant in self.exec.grants.values() {
+            let model = grant.need.gpu.first().cloned().unwrap_or_else(|| "any".into());
+            *queue.gpus_reserved.entry(model).or_default() +=
+                grant.shares.iter().map(|s| s.gpus.len() as u32).sum::<u32>();
+        }
+        let contact = self.contact_report();
+        let now = self.now.mono;
+        let due = self
+            .exec
+            .flashed
+            .as_ref()
+            .is_none_or(|(at, free)| *free != queue.gpus_free && now.since(*at) >= Span::millis(100));
+        if due {
+            self.exec.flashed = Some((now, queue.gpus_free.clone()));
+            self.out.push(Output::Flash(Flash::Capacity {
+                cluster: self.cfg.name.clone(),
+                queue: queue.clone(),
+            }));
+        }
+        self.out.push(Output::Report { queue, contact });
+    }
+}
+
+fn count32(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}

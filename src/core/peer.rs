@@ -1,0 +1,252 @@
+//! The state machine itself: takes one input, gives outputs, owns its deadlines.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::acceptor::{Acceptor, ValueError};
+use super::api::{
+    BackendCommand, CoreConfig, DiskImage, Event, Flash, Input, InspectReport, Now, Output, Table, Write,
+};
+use super::client::Clients;
+use super::contact::Contacts;
+use super::executor::Executor;
+use super::message::{Message, RecordKey};
+use super::owner::Owner;
+use super::propose::Proposer;
+use super::ring::Ring;
+use crate::base::{Instant, JobId, PeerName, Rng, Span};
+use crate::model::report::{Liveness, View};
+
+/// What wakes the core.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Timer {
+    /// An operation's requests go out again.
+    OpResend(u64),
+    /// An operation prepares anew after a conflict.
+    OpRetry(u64),
+    /// An operation gives up.
+    OpDeadline(u64),
+    /// The owner looks at a job.
+    Drive(JobId),
+    /// The contact is renewed.
+    Renew,
+    /// The queue drops what expired and grants what fits.
+    Queue,
+    /// A search for a job's homes ends.
+    Locate(u64),
+    /// The executor tries a close or a start report again.
+    Attempt(super::api::AttemptKey),
+}
+
+/// One peer.
+pub struct Peer {
+    pub(super) cfg: CoreConfig,
+    pub(super) now: Now,
+    pub(super) rng: Rng,
+    pub(super) out: Vec<Output>,
+    pub(super) timers: BTreeSet<(Instant, Timer)>,
+    pub(super) acceptor: Acceptor,
+    pub(super) proposer: Proposer,
+    pub(super) owner: Owner,
+    pub(super) exec: Executor,
+    pub(super) contacts: Contacts,
+    pub(super) clients: Clients,
+    pub(super) view: View,
+    pub(super) ring: Ring,
+    pub(super) disk_full: bool,
+    pub(super) draining: bool,
+    counters: BTreeMap<&'static str, u64>,
+}
+
+impl Peer {
+    /// A peer as its disk left it. Attempts that were admitted are taken up again when the backend has
+    /// said which it still has (`BackendEvent::Adopted`).
+    pub fn recover(cfg: CoreConfig, disk: &DiskImage, now: Now) -> Result<(Peer, Vec<Output>), ValueError> {
+        let none = BTreeMap::new();
+        let rows = |table| disk.tables.get(&table).unwrap_or(&none);
+        let mut peer = Peer {
+            rng: Rng::new(cfg.seed),
+            now,
+            out: Vec::new(),
+            timers: BTreeSet::new(),
+            acceptor: Acceptor::recover(rows(Table::Acceptors))?,
+            proposer: Proposer::default(),
+            owner: Owner::default(),
+            exec: Executor::recover(&cfg, rows(Table::Attempts))?,
+            contacts: Contacts::recover(rows(Table::Meta))?,
+            clients: Clients::recover(rows(Table::Meta))?,
+            view: View::default(),
+            ring: Ring::default(),
+            disk_full: false,
+            draining: false,
+            counters: BTreeMap::new(),
+            cfg,
+        };
+        let live: Vec<JobId> =
+            peer.acceptor.jobs().filter(|r| !r.state.is_final()).map(crate::model::JobRecord::id).collect();
+        for job in live {
+            peer.drive_soon(job);
+        }
+        peer.timers.insert((now.mono, Timer::Renew));
+        peer.timers.insert((now.mono, Timer::Queue));
+        peer.restart_attempts();
+        let out = std::mem::take(&mut peer.out);
+        Ok((peer, out))
+    }
+
+    /// One step. What is to be done comes in order; what is `durable` only after the writes before it.
+    pub fn step(&mut self, now: Now, input: Input) -> Vec<Output> {
+        // The clock is the runtime's; it never runs backwards here.
+        self.now = Now { mono: now.mono.max(self.now.mono), wall: now.wall };
+        match input {
+            Input::Tick => {}
+            Input::Message { from, message } => self.on_message(from, message),
+            Input::View(view) => self.on_view(view),
+            Input::Flash(flash) => self.on_flash(&flash),
+            Input::Client { token, request } => self.on_client(token, request),
+            Input::Backend(event) => self.on_backend(event),
+            Input::DiskFull(full) => {
+                self.disk_full = full;
+                self.queue_changed();
+            }
+            Input::Drain(draining) => self.on_drain(draining),
+        }
+        self.run_timers();
+        self.flush_report();
+        std::mem::take(&mut self.out)
+    }
+
+    /// When `step` wants to be called at the latest, with any input. An earlier call does no harm.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.timers.first().map(|(at, _)| *at)
+    }
+
+    /// The soft view it holds.
+    pub fn view(&self) -> &View {
+        &self.view
+    }
+
+    /// A home's last accepted record: a hint.
+    pub fn hint(&self, job: &JobId) -> Option<&crate::model::JobRecord> {
+        self.acceptor.job(job)
+    }
+
+    /// All that this peer holds of one job beside its record, for a person who looks for a cause.
+    pub fn explain(&self, job: &JobId) -> String {
+        format!("{} {} {}", self.owner.explain(job), self.exec.explain(job), self.proposer.explain(job))
+    }
+
+    fn run_timers(&mut self) {
+        while let Some((at, _)) = self.timers.first() {
+            if *at > self.now.mono {
+                break;
+            }
+            let Some((_, timer)) = self.timers.pop_first() else { break };
+            match timer {
+                Timer::OpResend(_) | Timer::OpRetry(_) | Timer::OpDeadline(_) => self.on_op_timer(timer),
+                Timer::Drive(job) => self.drive(job),
+                Timer::Renew => self.renew(),
+                Timer::Queue => self.on_queue_timer(),
+                Timer::Locate(id) => self.on_locate_timer(id),
+                Timer::Attempt(key) => self.attempt_again(key),
+            }
+        }
+    }
+
+    fn on_message(&mut self, from: PeerName, message: Message) {
+        match message {
+            Message::Register(request) => self.on_register(from, request),
+            Message::Answer(answer) => self.on_answer(from, answer),
+            Message::Locate { job } => {
+                let key = RecordKey::Job(job);
+                let birth = self.acceptor.slot(&key).and_then(|slot| match &slot.origin {
+                    super::message::Origin::Job(birth) => Some(birth.clone()),
+                    super::message::Origin::Contact(..) => None,
+                });
+                self.send(from, Message::Located { job, birth }, false);
+            }
+            Message::Located { job, birth } => self.on_located(from, job, birth),
+            Message::Claim(claim) => self.on_claim(from, *claim),
+            Message::Withdraw { job, epoch } => self.on_withdraw(&from, job, epoch),
+            Message::Grant { job, epoch, held, contact, series, homes, incarnation } => {
+                self.on_grant(from, job, epoch, held, (contact, series, homes, incarnation));
+            }
+            Message::ClaimState { job, epoch, ahead, refused } => {
+                self.on_claim_state(&from, job, epoch, ahead, refused);
+            }
+            Message::Look { birth } => self.on_look(birth),
+        }
+    }
+
+    fn on_view(&mut self, view: View) {
+        self.ring.update(&view);
+        let before = std::mem::replace(&mut self.view, view);
+        for member in self.view.members.values() {
+            if let Some(contact) = member.report.as_ref().and_then(|r| r.contact.as_ref()) {
+                let (id, incarnation, nonce) = (contact.contact, contact.incarnation, contact.nonce);
+                self.owner.observe(id, incarnation, nonce, self.now.mono);
+            }
+        }
+        let liveness =
+            |view: &View| view.members.iter().map(|(n, m)| (n.clone(), m.liveness)).collect::<Vec<_>>();
+        if liveness(&before) != liveness(&self.view) {
+            // Who acts as a job's owner may have changed.
+            self.drive_all();
+            self.contacts_follow_members();
+        }
+        self.clients_retry_locates();
+    }
+
+    fn on_flash(&mut self, flash: &Flash) {
+        if let Flash::Look { job } = flash {
+            if self.exec.runs(job) {
+                self.look_again(*job);
+            }
+            if self.acceptor.job(job).is_some() {
+                self.drive_soon(*job);
+            }
+        }
+    }
+
+    // Small helpers of all parts.
+
+    pub(super) fn send(&mut self, to: PeerName, message: Message, durable: bool) {
+        self.out.push(Output::Send { to, message, durable });
+    }
+    pub(super) fn write(&mut self, write: Write) {
+        self.out.push(Output::Write(write));
+    }
+    pub(super) fn backend(&mut self, command: BackendCommand) {
+        self.out.push(Output::Backend(command));
+    }
+    pub(super) fn count(&mut self, counter: &'static str) {
+        *self.counters.entry(counter).or_default() += 1;
+    }
+    pub(super) fn event(&mut self, kind: &str, job: Option<JobId>, text: String) {
+        self.out.push(Output::Event(Event { kind: kind.into(), job, text }));
+    }
+    pub(super) fn timer_in(&mut self, span: Span, timer: Timer) {
+        self.timers.insert((self.now.mono + span, timer));
+    }
+    /// How alive a member looks; oneself always does, a stranger never.
+    pub(super) fn liveness(&self, name: &PeerName) -> Liveness {
+        if *name == self.cfg.name {
+            return Liveness::Alive;
+        }
+        self.view.members.get(name).map_or(Liveness::Lost, |m| m.liveness)
+    }
+
+    pub(super) fn inspect(&self) -> InspectReport {
+        let (records, records_live) = self.acceptor.counts();
+        let mut counters: BTreeMap<String, u64> =
+            self.counters.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect();
+        counters.insert("register_in_flight".into(), self.proposer.in_flight() as u64);
+        InspectReport {
+            attempts: self.exec.attempts_view(self.now.mono),
+            queue: self.exec.queue_view(self.now.mono),
+            contacts: self.contacts.ages(self.now.mono),
+            records,
+            records_live,
+            counters,
+        }
+    }
+}

@@ -1,0 +1,546 @@
+//! The proposer's half of the register: create, compare-and-swap, read.
+//!
+//! One operation at a time per register; the others wait in line. A change is: prepare a majority, apply
+//! it to the newest accepted value, accept at a majority. Whoever wrote last skips prepare. Nothing is
+//! answered before a majority has accepted it, reads and refused changes included. A time-out means
+//! that the outcome is unknown; `reflects` keeps a change that is asked again from being made twice.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use super::acceptor::{Room, Value};
+use super::message::{
+    AnswerBody, Ballot, Message, Origin, RecordKey, RegisterAnswer, RegisterBody, RegisterRequest,
+};
+use super::peer::{Peer, Timer};
+use super::purpose::Purpose;
+use crate::base::{Instant, PeerName, Span};
+use crate::model::record::{Change, ContactChange, Refused};
+
+/// What an operation does to its register.
+#[derive(Debug, Clone)]
+pub enum Task {
+    /// Begin it with this value.
+    Create(Box<Value>, Fresh),
+    /// Change a job's record.
+    Job(Change),
+    /// Change a contact record.
+    Contact(ContactChange),
+    /// Read it.
+    Read,
+    /// Write the newest value back to all homes, so that one which missed it learns it.
+    Settle,
+}
+
+/// Whether a create may skip prepare: only while no other value was ever proposed for this id by this
+/// boot of its minter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fresh {
+    /// The id was minted in this very step.
+    Yes,
+    /// It may have been tried before.
+    No,
+}
+
+/// How it ended.
+#[derive(Debug, Clone)]
+pub enum OpResult {
+    /// A majority holds this value.
+    Value {
+        /// The value.
+        value: Value,
+        /// Set when the change was refused; the value is as it was.
+        refused: Option<Refused>,
+    },
+    /// A majority does not know the record.
+    Missing,
+    /// No majority answered in time: unknown.
+    Timeout {
+        /// Homes that answered.
+        answered: usize,
+        /// Homes needed.
+        needed: usize,
+    },
+    /// Homes refuse it: why.
+    Rejected(String),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Reading,
+    Preparing,
+    Accepting,
+    BackOff,
+}
+
+type Accepted = Option<(Ballot, Vec<u8>)>;
+
+/// One operation under way.
+pub struct Op {
+    id: u64,
+    origin: Origin,
+    task: Task,
+    purpose: Purpose,
+    phase: Phase,
+    ballot: Ballot,
+    promises: BTreeMap<PeerName, Accepted>,
+    accepts: BTreeSet<PeerName>,
+    states: BTreeMap<PeerName, Accepted>,
+    unknown: BTreeSet<PeerName>,
+    refusals: BTreeMap<PeerName, String>,
+    proposed: Option<(Value, Vec<u8>)>,
+    refused: Option<Refused>,
+    next: Option<Ballot>,
+    deadline: Instant,
+    resend_every: Span,
+    conflicts: u32,
+    fast: bool,
+}
+
+/// The right to the next change without prepare, earned by the last accept.
+#[derive(Debug, Clone)]
+struct Fast {
+    ballot: Ballot,
+    value: Value,
+}
+
+/// All operations of this peer.
+#[derive(Default)]
+pub struct Proposer {
+    counter: u64,
+    round_max: u64,
+    active: BTreeMap<u64, Op>,
+    lines: BTreeMap<RecordKey, VecDeque<Op>>,
+    fast: BTreeMap<RecordKey, Fast>,
+}
+
+/// Fast rights kept; beyond it the oldest keys pay one more round.
+const FAST_MAX: usize = 65_536;
+/// Operations waiting in one register's line.
+const LINE_MAX: usize = 256;
+/// First resend; doubles up to `RESEND_MAX`.
+const RESEND_FIRST: Span = Span::millis(400);
+const RESEND_MAX: Span = Span::secs(4);
+
+impl Op {
+    fn majority(&self) -> usize {
+        self.origin.homes().len() / 2 + 1
+    }
+    fn clear_answers(&mut self) {
+        self.promises.clear();
+        self.accepts.clear();
+        self.states.clear();
+        self.unknown.clear();
+        self.refusals.clear();
+    }
+    fn answered(&self) -> usize {
+        self.promises.len().max(self.accepts.len()).max(self.states.len())
+    }
+}
+
+impl Proposer {
+    pub(super) fn explain(&self, job: &crate::base::JobId) -> String {
+        let key = RecordKey::Job(*job);
+        let ops = self.active.values().filter(|op| op.origin.key() == key);
+        let ops: Vec<_> = ops.map(|op| (op.id, op.phase, &op.task)).collect();
+        format!("ops {ops:?} in line {:?}", self.lines.get(&key).map(VecDeque::len))
+    }
+
+    /// Operations under way.
+    pub fn in_flight(&self) -> usize {
+        self.active.len()
+    }
+}
+
+impl Peer {
+    /// Begins an operation, or puts it in the register's line.
+    pub(super) fn propose(&mut self, origin: Origin, task: Task, purpose: Purpose, patience: Span) {
+        self.proposer.counter += 1;
+        let id = (self.cfg.boot << 40) | self.proposer.counter;
+        let op = Op {
+            id,
+            origin,
+            task,
+            purpose,
+            phase: Phase::BackOff,
+            ballot: Ballot::default(),
+            promises: BTreeMap::new(),
+            accepts: BTreeSet::new(),
+            states: BTreeMap::new(),
+            unknown: BTreeSet::new(),
+            refusals: BTreeMap::new(),
+            proposed: None,
+            refused: None,
+            next: None,
+            deadline: self.now.mono + patience,
+            resend_every: RESEND_FIRST,
+            conflicts: 0,
+            fast: false,
+        };
+        let key = op.origin.key();
+        match self.proposer.lines.get_mut(&key) {
+            Some(line) if line.len() >= LINE_MAX => {
+                self.count("register_line_full");
+                let needed = op.majority();
+                self.op_done(op.purpose, OpResult::Timeout { answered: 0, needed });
+            }
+            Some(line) => line.push_back(op),
+            None => {
+                self.proposer.lines.insert(key, VecDeque::new());
+                self.op_begin(op);
+            }
+        }
+    }
+
+    fn op_begin(&mut self, mut op: Op) {
+        self.timers.insert((op.deadline, Timer::OpDeadline(op.id)));
+        let key = op.origin.key();
+        let fast = self.proposer.fast.get(&key).cloned();
+        match (&op.task, fast) {
+            (Task::Create(value, Fresh::Yes), _) => match value.encode() {
+                Ok(bytes) => {
+                    op.proposed = Some(((**value).clone(), bytes));
+                    // Only the minter proposes under a first-round ballot of its own, and the id is fresh:
+                    // no lower ballot exists, so the first accept needs no prepare.
+                    op.ballot = Ballot { round: 1, proposer: self.cfg.name.to_string(), boot: self.cfg.boot };
+                    self.op_accept(op);
+                }
+                Err(why) => self.op_end(op, OpResult::Rejected(why.to_string())),
+            },
+            (Task::Create(_, Fresh::No) | Task::Settle, _) => self.op_prepare(op),
+            (Task::Read, _) => {
+                op.phase = Phase::Reading;
+                self.op_send(op);
+            }
+            (task, Some(fast)) => match apply(task, &fast.value) {
+                Some(Ok(value)) if !reflected(task, &fast.value) => match value.encode() {
+                    Ok(bytes) => {
+                        op.proposed = Some((value, bytes));
+                        op.ballot = fast.ballot;
+                        op.fast = true;
+                        self.op_accept(op);
+                    }
+                    Err(why) => self.op_end(op, OpResult::Rejected(why.to_string())),
+                },
+                _ => self.op_prepare(op),
+            },
+            (_, None) => self.op_prepare(op),
+        }
+    }
+
+    fn op_prepare(&mut self, mut op: Op) {
+        self.proposer.fast.remove(&op.origin.key());
+        self.proposer.round_max += 1;
+        op.ballot = Ballot {
+            round: self.proposer.round_max.max(2),
+            proposer: self.cfg.name.to_string(),
+            boot: self.cfg.boot,
+        };
+        self.proposer.round_max = op.ballot.round;
+        op.phase = Phase::Preparing;
+        op.fast = false;
+        op.proposed = None;
+        op.refused = None;
+        op.clear_answers();
+        self.op_send(op);
+    }
+
+    fn op_accept(&mut self, mut op: Op) {
+        op.phase = Phase::Accepting;
+        op.clear_answers();
+        op.next = Some(Ballot { round: op.ballot.round + 1, ..op.ballot.clone() });
+        self.proposer.round_max = self.proposer.round_max.max(op.ballot.round + 1);
+        self.op_send(op);
+    }
+
+    /// Sends the present phase's request to every home that has not answered it, and keeps the op.
+    fn op_send(&mut self, op: Op) {
+        let key = op.origin.key();
+        let creates = matches!(op.task, Task::Create(..));
+        let body = match (op.phase, &op.proposed) {
+            (Phase::Reading, _) => RegisterBody::Read,
+            (Phase::Preparing, _) => RegisterBody::Prepare {
+                ballot: op.ballot.clone(),
+                origin: creates.then(|| op.origin.clone()),
+            },
+            (Phase::Accepting, Some((_, bytes))) => RegisterBody::Accept {
+                ballot: op.ballot.clone(),
+                value: bytes.clone(),
+                next: op.next.clone(),
+                origin: Some(op.origin.clone()),
+            },
+            _ => {
+                self.proposer.active.insert(op.id, op);
+                return;
+            }
+        };
+        self.timers.insert((self.now.mono + op.resend_every, Timer::OpResend(op.id)));
+        let mut mine = None;
+        for home in op.origin.homes() {
+            let done = op.promises.contains_key(&home.peer)
+                || op.accepts.contains(&home.peer)
+                || op.states.contains_key(&home.peer)
+                || op.unknown.contains(&home.peer);
+            if done {
+                continue;
+            }
+            let request =
+                RegisterRequest { op: op.id, key, generation: 0, store: home.store, body: body.clone() };
+            if home.peer == self.cfg.name {
+                mine = Some(request);
+            } else {
+                self.send(home.peer.clone(), Message::Register(request), false);
+            }
+        }
+        self.proposer.active.insert(op.id, op);
+        if let Some(request) = mine {
+            let me = self.cfg.name.clone();
+            self.on_register(me, request);
+        }
+    }
+
+    /// An acceptor's work for one request, own requests included. The answer leaves after its write.
+    pub(super) fn on_register(&mut self, from: PeerName, request: RegisterRequest) {
+        let room = Room { disk_full: self.disk_full, jobs_max: self.cfg.jobs_max };
+        let me = self.cfg.name.clone();
+        let handled = self.acceptor.handle(&me, self.cfg.store, &request, room);
+        let durable = handled.write.is_some() || from == me;
+        if let Some(write) = handled.write {
+            self.write(write);
+        }
+        if handled.accepted {
+            self.on_accepted(&request.key);
+            if from != me {
+                self.proposer.fast.remove(&request.key);
+            }
+        }
+        let answer =
+            RegisterAnswer { op: request.op, key: request.key, store: self.cfg.store, body: handled.answer };
+        self.send(from, Message::Answer(answer), durable);
+    }
+
+    /// An acceptor's answer for an operation of ours.
+    pub(super) fn on_answer(&mut self, from: PeerName, answer: RegisterAnswer) {
+        let Some(mut op) = self.proposer.active.remove(&answer.op) else { return };
+        let speaks = op.origin.homes().iter().any(|h| h.peer == from && h.store == answer.store);
+        let other_disk =
+            answer.body == AnswerBody::Unknown && op.origin.homes().iter().any(|h| h.peer == from);
+        if op.origin.key() != answer.key || !(speaks || other_disk) {
+            self.count("answers_ignored");
+            self.proposer.active.insert(op.id, op);
+            return;
+        }
+        match answer.body {
+            AnswerBody::Promise { ballot, accepted }
+                if op.phase == Phase::Preparing && ballot == op.ballot =>
+            {
+                op.promises.insert(from, accepted);
+            }
+            AnswerBody::Accepted { ballot } if op.phase == Phase::Accepting && ballot == op.ballot => {
+                op.accepts.insert(from);
+            }
+            AnswerBody::State { accepted } if op.phase == Phase::Reading => {
+                op.states.insert(from, accepted);
+            }
+            AnswerBody::Unknown => {
+                op.unknown.insert(from);
+            }
+            AnswerBody::Refused { why } if op.phase != Phase::Reading => {
+                op.refusals.insert(from, why);
+            }
+            AnswerBody::Higher { promised } => {
+                self.proposer.round_max = self.proposer.round_max.max(promised.round);
+                if promised > op.ballot && matches!(op.phase, Phase::Preparing | Phase::Accepting) {
+                    return self.op_conflict(op);
+                }
+            }
+            _ => {}
+        }
+        self.op_advance(op);
+    }
+
+    /// Somebody proposes higher: wait a moment, at random, and prepare anew.
+    fn op_conflict(&mut self, mut op: Op) {
+        self.count("register_conflicts");
+        if op.fast {
+            // Only the fast right was lost: no reason to wait.
+            return self.op_prepare(op);
+        }
+        op.conflicts += 1;
+        op.phase = Phase::BackOff;
+        let ceiling = 8_000u64 << op.conflicts.min(7);
+        let wait = Span(2_000 + self.rng.below(ceiling));
+        self.timers.insert((self.now.mono + wait, Timer::OpRetry(op.id)));
+        self.proposer.active.insert(op.id, op);
+    }
+
+    fn op_advance(&mut self, op: Op) {
+        let majority = op.majority();
+        let homes = op.origin.homes().len();
+        if op.unknown.len() >= majority && op.phase != Phase::Accepting {
+            return self.op_end(op, OpResult::Missing);
+        }
+        if op.refusals.len() > homes - majority {
+            let why = op.refusals.values().next().cloned().unwrap_or_default();
+            return self.op_end(op, OpResult::Rejected(why));
+        }
+        match op.phase {
+            Phase::Reading => self.op_read_advance(op),
+            Phase::Preparing if op.promises.len() >= majority => self.op_promised(op),
+            Phase::Accepting if op.accepts.len() >= majority => self.op_chosen(op),
+            _ => {
+                self.proposer.active.insert(op.id, op);
+            }
+        }
+    }
+
+    fn op_read_advance(&mut self, op: Op) {
+        let majority = op.majority();
+        let silent = op.origin.homes().len() - op.states.len() - op.unknown.len();
+        let mut best: BTreeMap<&Ballot, usize> = BTreeMap::new();
+        for (ballot, _) in op.states.values().flatten() {
+            *best.entry(ballot).or_default() += 1;
+        }
+        let agreed = best.iter().find(|(_, n)| **n >= majority).map(|(ballot, _)| (*ballot).clone());
+        let most = best.values().copied().max().unwrap_or(0);
+        let empty = op.unknown.len() + op.states.values().filter(|s| s.is_none()).count();
+        if let Some(ballot) = agreed {
+            let bytes = op.states.values().flatten().find(|(b, _)| *b == ballot).map(|(_, v)| v.clone());
+            let read = bytes.and_then(|b| Value::decode(&op.origin.key(), &b).ok());
+            return match read {
+                Some(value) => self.op_end(op, OpResult::Value { value, refused: None }),
+                None => self.op_end(op, OpResult::Rejected("unreadable record".into())),
+            };
+        }
+        if empty >= majority {
+            return self.op_end(op, OpResult::Missing);
+        }
+        if op.states.len() >= majority && most + silent < majority {
+            // No ballot can reach a majority any more: settle the newest by writing it back.
+            return self.op_prepare(op);
+        }
+        self.proposer.active.insert(op.id, op);
+    }
+
+    /// A majority promised: apply the change to the newest accepted value.
+    fn op_promised(&mut self, mut op: Op) {
+        let newest = op.promises.values().flatten().max_by(|a, b| a.0.cmp(&b.0)).cloned();
+        let settled = newest.as_ref().is_some_and(|(ballot, _)| {
+            op.promises.values().filter(|p| p.as_ref().is_some_and(|(b, _)| b == ballot)).count()
+                >= op.majority()
+        });
+        let Some((_, bytes)) = newest else {
+            return match op.task.clone() {
+                Task::Create(value, _) => match value.encode() {
+                    Ok(bytes) => {
+                        op.proposed = Some((*value, bytes));
+                        self.op_accept(op);
+                    }
+                    Err(why) => self.op_end(op, OpResult::Rejected(why.to_string())),
+                },
+                _ => self.op_end(op, OpResult::Missing),
+            };
+        };
+        let Ok(value) = Value::decode(&op.origin.key(), &bytes) else {
+            return self.op_end(op, OpResult::Rejected("unreadable record".into()));
+        };
+        let change = if reflected(&op.task, &value) { None } else { apply(&op.task, &value) };
+        match change {
+            Some(Ok(next)) => match next.encode() {
+                Ok(bytes) => {
+                    op.proposed = Some((next, bytes));
+                    self.op_accept(op);
+                }
+                Err(why) => self.op_end(op, OpResult::Rejected(why.to_string())),
+            },
+            other => {
+                op.refused = other.and_then(Result::err);
+                if settled && !matches!(op.task, Task::Settle) {
+                    let refused = op.refused.take();
+                    return self.op_end(op, OpResult::Value { value, refused });
+                }
+                op.proposed = Some((value, bytes));
+                self.op_accept(op);
+            }
+        }
+    }
+
+    fn op_chosen(&mut self, mut op: Op) {
+        self.count(if op.fast { "register_fast_commits" } else { "register_commits" });
+        let refused = op.refused.take();
+        let Some((value, _)) = op.proposed.take() else {
+            return self.op_end(op, OpResult::Rejected("nothing was proposed".into()));
+        };
+        if let Some(next) = op.next.take() {
+            if self.proposer.fast.len() >= FAST_MAX {
+                self.proposer.fast.pop_first();
+            }
+            let ended = matches!(&value, Value::Job(record) if record.state.is_final());
+            if !ended {
+                self.proposer.fast.insert(op.origin.key(), Fast { ballot: next, value: value.clone() });
+            }
+        }
+        self.op_end(op, OpResult::Value { value, refused });
+    }
+
+    fn op_end(&mut self, op: Op, result: OpResult) {
+        self.proposer.active.remove(&op.id);
+        let key = op.origin.key();
+        if !matches!(result, OpResult::Value { .. }) {
+            self.proposer.fast.remove(&key);
+        }
+        self.op_done(op.purpose, result);
+        match self.proposer.lines.get_mut(&key).and_then(VecDeque::pop_front) {
+            Some(next) => self.op_begin(next),
+            None => {
+                self.proposer.lines.remove(&key);
+            }
+        }
+    }
+
+    pub(super) fn on_op_timer(&mut self, timer: Timer) {
+        let id = match timer {
+            Timer::OpResend(id) | Timer::OpRetry(id) | Timer::OpDeadline(id) => id,
+            _ => return,
+        };
+        let Some(mut op) = self.proposer.active.remove(&id) else { return };
+        match timer {
+            Timer::OpDeadline(_) if self.now.mono >= op.deadline => {
+                self.count("register_timeouts");
+                let (answered, needed) = (op.answered(), op.majority());
+                self.op_end(op, OpResult::Timeout { answered, needed });
+            }
+            Timer::OpRetry(_) if op.phase == Phase::BackOff => self.op_prepare(op),
+            Timer::OpResend(_) if op.phase == Phase::Reading && op.states.len() >= op.majority() => {
+                self.op_prepare(op);
+            }
+            Timer::OpResend(_) if op.phase != Phase::BackOff => {
+                op.resend_every = op.resend_every.scale(2, 1).min(RESEND_MAX);
+                self.op_send(op);
+            }
+            _ => {
+                self.proposer.active.insert(id, op);
+            }
+        }
+    }
+}
+
+/// The changed value, a refusal, or none where the task changes nothing.
+fn apply(task: &Task, value: &Value) -> Option<Result<Value, Refused>> {
+    match (task, value) {
+        (Task::Job(change), Value::Job(record)) => {
+            Some(record.apply(change).map(|r| Value::Job(Box::new(r))))
+        }
+        (Task::Contact(change), Value::Contact(record)) => {
+            Some(record.apply(change).map(|r| Value::Contact(Box::new(r))))
+        }
+        _ => None,
+    }
+}
+
+fn reflected(task: &Task, value: &Value) -> bool {
+    match (task, value) {
+        (Task::Job(change), Value::Job(record)) => record.reflects(change),
+        (Task::Contact(change), Value::Contact(record)) => record.reflects(change),
+        _ => true,
+    }
+}

@@ -1,0 +1,91 @@
+//! What a register operation is for: where its result goes.
+
+use super::api::{AttemptKey, ClientRequest};
+use super::peer::Peer;
+use super::propose::OpResult;
+use crate::base::{ContactId, Instant, JobId};
+use crate::model::record::ContactRecord;
+
+/// Where an operation's result goes.
+#[derive(Debug, Clone)]
+pub enum Purpose {
+    /// Nobody waits for it.
+    Nothing,
+    /// A user's submit.
+    Submit {
+        /// Whom to answer.
+        token: u64,
+        /// The job.
+        job: JobId,
+    },
+    /// A user's read, cancel or publish.
+    Client {
+        /// Whom to answer.
+        token: u64,
+        /// The job.
+        job: JobId,
+        /// What was asked.
+        request: Box<ClientRequest>,
+    },
+    /// The owner places a job.
+    Place(JobId),
+    /// The owner reads a record to refresh its hint.
+    OwnerRead,
+    /// The owner frees a job whose cluster was given up.
+    Free(JobId),
+    /// An observer reads a contact it has not seen yet.
+    Observe(ContactId),
+    /// An observer takes an incarnation over on behalf of this job.
+    TakeOver(ContactId, JobId),
+    /// This cluster begins a contact record.
+    ContactCreate(Box<ContactRecord>),
+    /// This cluster renews.
+    Renew {
+        /// Which contact.
+        contact: ContactId,
+        /// Its incarnation then.
+        incarnation: u64,
+        /// When the first request left.
+        sent_at: Instant,
+    },
+    /// This cluster claims the next incarnation.
+    ContactClaim {
+        /// Which contact.
+        contact: ContactId,
+        /// When the first request left.
+        sent_at: Instant,
+    },
+    /// The executor looks at a record that somebody said concerns it.
+    Look(JobId),
+    /// The executor moves a binding.
+    Rebind(AttemptKey, (ContactId, u64)),
+    /// The executor says that the attempt runs.
+    Started(AttemptKey),
+    /// The executor says how the attempt ended.
+    Close(AttemptKey),
+}
+
+impl Peer {
+    /// Hands a finished operation to whoever asked for it.
+    pub(super) fn op_done(&mut self, purpose: Purpose, result: OpResult) {
+        match purpose {
+            Purpose::Nothing => {}
+            Purpose::Submit { token, job } => self.client_submitted(token, job, result),
+            Purpose::Client { token, job, request } => self.client_done(token, job, *request, result),
+            Purpose::Place(job) => self.owner_placed(job, result),
+            Purpose::OwnerRead => self.owner_read(result),
+            Purpose::Free(job) => self.owner_freed(job, result),
+            Purpose::Observe(contact) => self.observe_result(contact, result),
+            Purpose::TakeOver(contact, job) => self.took_over(contact, job, result),
+            Purpose::ContactCreate(record) => self.contact_created(*record, result),
+            Purpose::Renew { contact, incarnation, sent_at } => {
+                self.renewed(contact, incarnation, sent_at, result)
+            }
+            Purpose::ContactClaim { contact, sent_at } => self.contact_claimed(contact, sent_at, result),
+            Purpose::Look(job) => self.looked(job, result),
+            Purpose::Rebind(key, to) => self.rebound(key, to, result),
+            Purpose::Started(key) => self.started_recorded(key, result),
+            Purpose::Close(key) => self.closed_recorded(key, result),
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! The consistent-hash ring: it proposes home sets and never decides them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ring::digest;
+
+use crate::base::{Home, PeerName};
+use crate::model::report::{Liveness, View};
+
+/// Points per member; more of them even the shares out.
+const POINTS: u32 = 32;
+
+/// Members on a circle of 64-bit points.
+#[derive(Debug, Clone, Default)]
+pub struct Ring {
+    points: BTreeMap<u64, PeerName>,
+    members: BTreeSet<PeerName>,
+}
+
+impl Ring {
+    /// Follows the member list; cheap when it has not changed.
+    pub fn update(&mut self, view: &View) {
+        let same = self.members.len() == view.members.len()
+            && self.members.iter().all(|m| view.members.contains_key(m));
+        if same {
+            return;
+        }
+        self.members = view.members.keys().cloned().collect();
+        self.points.clear();
+        for member in &self.members {
+            for i in 0..POINTS {
+                let text = format!("{member}/{i}");
+                let hash = digest::digest(&digest::SHA256, text.as_bytes());
+                let point = u64::from_be_bytes(hash.as_ref()[..8].try_into().expect("8 of 32"));
+                self.points.insert(point, member.clone());
+            }
+        }
+    }
+
+    /// All members in the order in which the ring proposes them for a key.
+    pub fn order(&self, key: u64) -> Vec<PeerName> {
+        let mut seen = BTreeSet::new();
+        let around = self.points.range(key..).chain(self.points.range(..key));
+        around.map(|(_, m)| m).filter(|m| seen.insert((*m).clone())).cloned().collect()
+    }
+
+    /// A home set for a key: as many as wanted, alive and spread over regions first. A cut-off side
+    /// with a majority of the wanted number takes members it does not reach as the rest. Two members
+    /// alone form a set of two, since both are needed to decide.
+    ///
+    /// Returns `Err((alive, needed))` when a majority cannot be reached.
+    pub fn homes(
+        &self,
+        view: &View,
+        key: u64,
+        wanted: usize,
+        avoid: Option<&PeerName>,
+    ) -> Result<Vec<Home>, (usize, usize)> {
+        let order = self.order(key);
+        let member = |name: &PeerName| view.members.get(name);
+        let (good, rest): (Vec<_>, Vec<_>) = order.iter().filter_map(member).partition(|m| {
+            m.liveness == Liveness::Alive
+                && !m.draining
+                && !m.report.as_ref().is_some_and(|r| r.health.as_ref().is_some_and(|h| h.disk_full))
+        });
+        let size = match good.len() + rest.len() {
+            2 => 2.min(wanted.max(1)),
+            n if n >= wanted => wanted,
+            n if n >= 3 => 3,
+            n => n.max(1),
+        };
+        let region = |m: &crate::model::report::MemberView| {
+            m.report.as_ref().and_then(|r| r.capacity.as_ref()).map(|c| c.region.clone()).unwrap_or_default()
+        };
+        let mut chosen: Vec<&crate::model::report::MemberView> = Vec::new();
+        let mut regions = BTreeSet::new();
+        let avoided = |m: &crate::model::report::MemberView| avoid.is_some_and(|a| *a == m.peer);
+        for fresh_region_only in [true, false] {
+            for m in good.iter().filter(|m| !avoided(m)) {
+                let taken = chosen.iter().any(|c| c.peer == m.peer);
+                if chosen.len() < size && !taken && (!fresh_region_only || regions.insert(region(m))) {
+                    chosen.push(m);
+                }
+            }
+        }
+        // The executor itself, or members out of reach, only where nothing better is there.
+        chosen.extend(good.iter().filter(|m| avoided(m)).take(size.saturating_sub(chosen.len())));
+        let (alive, needed) = (chosen.len(), size / 2 + 1);
+        if alive < needed {
+            return Err((alive, needed));
+        }
+        chosen.extend(rest.iter().take(size.saturating_sub(alive)));
+        Ok(chosen.into_iter().map(|m| Home { peer: m.peer.clone(), store: m.store }).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::StoreId;
+    use crate::model::report::MemberView;
+
+    fn view(n: usize, lost: &[usize]) -> View {
+        let member = |i: usize| {
+            let peer = PeerName::new(&format!("p{i}")).expect("name");
+            let liveness = if lost.contains(&i) { Liveness::Lost } else { Liveness::Alive };
+            let view = MemberView {
+                peer: peer.clone(),
+                store: StoreId([i as u8; 16]),
+                witness: false,
+                liveness,
+                draining: false,
+                report: None,
+            };
+            (peer, view)
+        };
+        View { members: (0..n).map(member).collect(), isolated: false }
+    }
+
+    fn names(homes: &[Home]) -> BTreeSet<&str> {
+        homes.iter().map(|h| h.peer.as_str()).collect()
+    }
+
+    #[test]
+    fn home_sets_have_the_wanted_size_and_reach_a_majority() {
+        let mut ring = Ring::default();
+        for (n, wanted, size) in [(1, 3, 1), (2, 3, 2), (3, 3, 3), (4, 5, 3), (5, 5, 5), (9, 3, 3), (2, 1, 1)]
+        {
+            let view = view(n, &[]);
+            ring.update(&view);
+            let homes = ring.homes(&view, 77, wanted, None).expect("homes");
+            assert_eq!((homes.len(), names(&homes).len()), (size, size), "{n} members, {wanted} wanted");
+        }
+        let cut = view(5, &[0, 1, 2]);
+        ring.update(&cut);
+        let homes = ring.homes(&cut, 5, 3, None).expect("two of three alive");
+        assert_eq!(homes.len(), 3);
+        assert!(names(&homes).is_superset(&BTreeSet::from(["p3", "p4"])));
+        let alone = view(5, &[0, 1, 2, 3]);
+        assert_eq!(ring.homes(&alone, 5, 3, None), Err((1, 2)));
+    }
+
+    #[test]
+    fn the_executor_is_avoided_where_others_do() {
+        let mut ring = Ring::default();
+        let view = view(4, &[]);
+        ring.update(&view);
+        let me = PeerName::new("p2").expect("name");
+        for key in 0..50u64 {
+            let homes =
+                ring.homes(&view, key.wrapping_mul(0x9e37_79b9_7f4a_7c15), 3, Some(&me)).expect("homes");
+            assert!(!names(&homes).contains("p2"));
+        }
+    }
+
+    #[test]
+    fn one_member_more_moves_few_keys() {
+        let (mut a, mut b) = (Ring::default(), Ring::default());
+        a.update(&view(20, &[]));
+        b.update(&view(21, &[]));
+        let moved = (0..2000u64).filter(|i| {
+            let key = i.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            a.order(key)[0] != b.order(key)[0]
+        });
+        assert!(moved.count() < 300, "about 1 in 21 moves");
+    }
+}

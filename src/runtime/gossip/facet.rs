@@ -1,0 +1,398 @@
+//! One facet of a report as it travels: signed by its origin, small, and sane.
+//!
+//! chitchat lets any node write any node's keys, and keeps the write with the higher version. So a
+//! value carries its origin's signature over *everything* that decides where it lands: mesh, name,
+//! generation, key, version and text. A forger can then neither change a value nor burn versions.
+
+use std::fmt::Write as _;
+
+use data_encoding::BASE64_NOPAD;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::base::{MeshId, PeerName, WallTime};
+use crate::model::report::{BuildReport, CapacityReport, ContactReport, HealthReport, LinkSample, QueueReport};
+use crate::transport::PublicKey;
+use crate::transport::keys::SIGNATURE_BYTES;
+
+/// Longest text of one key. chitchat blocks a node for ever on a value over 65,503 bytes.
+pub const VALUE_BYTES_MAX: usize = 16_384;
+/// Longest key.
+pub const KEY_BYTES_MAX: usize = 64;
+/// Keys that one node may have.
+pub const KEYS_MAX: usize = 32;
+/// Links are split into at most this many keys.
+pub const LINK_PAGES_MAX: usize = 8;
+/// Bytes of JSON per page of links; a thousand links fit into eight.
+const LINK_PAGE_BYTES: usize = 12_000;
+/// No cluster has more of anything that is counted.
+const COUNT_MAX: u64 = 1_000_000;
+
+/// Why a facet was not published, or not believed. Nothing changed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FacetError {
+    /// Larger than a value may be.
+    #[error("facet {0} has {1} bytes of at most {VALUE_BYTES_MAX}: shorten it")]
+    TooLarge(String, usize),
+    /// Not `[a-z][a-z0-9._-]*` of at most 64 bytes.
+    #[error("{0:?} is not a facet key")]
+    Key(String),
+    /// Not what this key holds.
+    #[error("facet {0} does not parse: {1}")]
+    Malformed(String, String),
+    /// A figure that cannot be true.
+    #[error("facet {0} is absurd: {1}")]
+    Absurd(String, String),
+    /// Not signed by the peer it speaks for.
+    #[error("facet {0} is not signed by its peer")]
+    Forged(String),
+}
+
+/// One part of what a peer says of itself.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Facet {
+    /// What is there and what it costs.
+    Capacity(CapacityReport),
+    /// What is free and what waits.
+    Queue(QueueReport),
+    /// The contact for new attempts.
+    Contact(ContactReport),
+    /// Health.
+    Health(HealthReport),
+    /// Build.
+    Build(BuildReport),
+    /// Links to others.
+    Links(Vec<LinkSample>),
+    /// One page of links, as received.
+    LinksPage(usize, Vec<LinkSample>),
+    /// Hash of the peer's member list.
+    Members(String),
+    /// Data inventory; its shape belongs to a later version.
+    Data(serde_json::Value),
+    /// Image inventory; its shape belongs to a later version.
+    Images(serde_json::Value),
+    /// A key of a newer version: passed on, not understood.
+    Unknown,
+}
+
+/// A link in short form; names of fields would be most of the bytes.
+type LinkTuple = (PeerName, u64, u32, Option<u64>, Option<WallTime>, WallTime, bool);
+
+impl Facet {
+    /// The facet's key and text, several for links. Refuses what others would refuse.
+    pub fn write(&self) -> Result<Vec<(String, String)>, FacetError> {
+        let one = match self {
+            Self::Capacity(v) => ("capacity", json(v)),
+            Self::Queue(v) => ("queue", json(v)),
+            Self::Contact(v) => ("contact", json(v)),
+            Self::Health(v) => ("health", json(v)),
+            Self::Build(v) => ("build", json(v)),
+            Self::Members(v) => ("members", json(v)),
+            Self::Data(v) => ("data", json(v)),
+            Self::Images(v) => ("images", json(v)),
+            Self::Links(links) => return link_pages(links),
+            Self::LinksPage(..) | Self::Unknown => return Ok(Vec::new()),
+        };
+        let (key, text) = (one.0.to_owned(), one.1);
+        Self::read(&key, &text)?;
+        Ok(vec![(key, text)])
+    }
+
+    /// Reads and checks the text of a key.
+    pub fn read(key: &str, text: &str) -> Result<Self, FacetError> {
+        if !key_is_sane(key) {
+            return Err(FacetError::Key(key.chars().take(KEY_BYTES_MAX).collect()));
+        }
+        if text.len() > VALUE_BYTES_MAX {
+            return Err(FacetError::TooLarge(key.into(), text.len()));
+        }
+        let facet = match key {
+            "capacity" => Self::Capacity(parse(key, text)?),
+            "queue" => Self::Queue(parse(key, text)?),
+            "contact" => Self::Contact(parse(key, text)?),
+            "health" => Self::Health(parse(key, text)?),
+            "build" => Self::Build(parse(key, text)?),
+            "members" => Self::Members(parse(key, text)?),
+            "data" => Self::Data(parse(key, text)?),
+            "images" => Self::Images(parse(key, text)?),
+            _ => match key.strip_prefix("links.").and_then(|n| n.parse::<usize>().ok()) {
+                Some(page) if page < LINK_PAGES_MAX => {
+                    let tuples: Vec<LinkTuple> = parse(key, text)?;
+                    let sample = |(to, rtt_us, loss_ppm, bandwidth_bps, bandwidth_at, at, direct)| LinkSample {
+                        to,
+                        rtt_us,
+                        loss_ppm,
+                        bandwidth_bps,
+                        bandwidth_at,
+                        at,
+                        direct,
+                    };
+                    Self::LinksPage(page, tuples.into_iter().map(sample).collect())
+                }
+                _ => Self::Unknown,
+            },
+        };
+        facet.check().map_err(|what| FacetError::Absurd(key.into(), what))?;
+        Ok(facet)
+    }
+
+    /// A change of it is worth gossiping faster for a while.
+    pub fn urgent(key: &str) -> bool {
+        matches!(key, "capacity" | "queue" | "contact" | "members" | "build")
+    }
+
+    /// The same for a facet that was read.
+    pub fn is_urgent(&self) -> bool {
+        matches!(
+            self,
+            Self::Capacity(_) | Self::Queue(_) | Self::Contact(_) | Self::Members(_) | Self::Build(_)
+        )
+    }
+
+    fn check(&self) -> Result<(), String> {
+        match self {
+            Self::Capacity(c) => check_capacity(c),
+            Self::Queue(q) => check_queue(q),
+            Self::Contact(c) => at_most("homes", c.homes.len() as u64, 9),
+            Self::Health(h) => {
+                at_most("cpu_milli", h.cpu_milli.into(), 1_100)?;
+                at_most("gpu_milli", h.gpu_milli.unwrap_or(0).into(), 1_100)?;
+                at_most("disk_free", h.disk_free.0, 1 << 60)
+            }
+            Self::Build(b) => plain("version", &b.version),
+            Self::Links(links) | Self::LinksPage(_, links) => links.iter().try_for_each(|l| {
+                at_most("rtt_us", l.rtt_us, 3_600_000_000)?;
+                at_most("loss_ppm", l.loss_ppm.into(), 1_000_000)?;
+                at_most("bandwidth_bps", l.bandwidth_bps.unwrap_or(0), 1_000_000_000_000_000)
+            }),
+            Self::Members(hash) => plain("hash", hash),
+            Self::Data(_) | Self::Images(_) | Self::Unknown => Ok(()),
+        }
+    }
+}
+
+fn check_capacity(c: &CapacityReport) -> Result<(), String> {
+    for (what, text) in [("backend", &c.backend), ("region", &c.region), ("zone", &c.zone)] {
+        plain(what, text)?;
+    }
+    c.labels.iter().try_for_each(|(k, v)| plain("label", k).and_then(|()| plain("label", v)))?;
+    at_most("price_milli", c.price_milli, 1_000_000_000)?;
+    at_most("pue_milli", c.pue_milli.into(), 100_000)?;
+    let mut gpus: u64 = 0;
+    for n in &c.nodes {
+        plain("node name", &n.name)?;
+        plain("gpu_model", n.gpu_model.as_deref().unwrap_or(""))?;
+        at_most("node count", n.count.into(), COUNT_MAX)?;
+        at_most("gpus per node", n.gpus.into(), 10_000)?;
+        at_most("cpus per node", n.cpus.0, 1_000 * COUNT_MAX)?;
+        at_most("memory per node", n.memory.0, 1 << 60)?;
+        at_most("gpu memory", n.gpu_memory.0, 1 << 50)?;
+        gpus += u64::from(n.count) * u64::from(n.gpus);
+    }
+    at_most("gpus", gpus, COUNT_MAX)
+}
+
+fn check_queue(q: &QueueReport) -> Result<(), String> {
+    for (what, by_model) in [("gpus_free", &q.gpus_free), ("gpus_reserved", &q.gpus_reserved)] {
+        for (model, &n) in by_model {
+            let total = q.gpus_total.get(model).copied().unwrap_or(0);
+            if n > total {
+                return Err(format!("{what} of {model:?} is {n} of {total}"));
+            }
+        }
+    }
+    for (model, &n) in &q.gpus_total {
+        plain("gpu model", model)?;
+        at_most("gpus_total", n.into(), COUNT_MAX)?;
+    }
+    at_most("cpus_free", q.cpus_free.0, 1_000 * COUNT_MAX)?;
+    at_most("memory_free", q.memory_free.0, 1 << 60)?;
+    at_most("running", q.running.into(), COUNT_MAX)?;
+    at_most("queued", q.queued.into(), COUNT_MAX)?;
+    at_most("queued_gpus", q.queued_gpus, 1_000 * COUNT_MAX)?;
+    plain("closed", q.closed.as_deref().unwrap_or(""))
+}
+
+fn at_most(what: &str, value: u64, max: u64) -> Result<(), String> {
+    if value > max { Err(format!("{what} is {value}, at most {max} can be")) } else { Ok(()) }
+}
+
+fn plain(what: &str, text: &str) -> Result<(), String> {
+    let bad = text.len() > 512 || text.chars().any(char::is_control);
+    if bad { Err(format!("{what} is too long or has control characters")) } else { Ok(()) }
+}
+
+fn json<T: Serialize>(value: &T) -> String {
+    serde_json::to_string(value).unwrap_or_default()
+}
+
+fn parse<T: DeserializeOwned>(key: &str, text: &str) -> Result<T, FacetError> {
+    serde_json::from_str(text).map_err(|e| FacetError::Malformed(key.into(), e.to_string()))
+}
+
+/// All pages, the unused ones empty: a key is never deleted, since deleted keys can come back.
+fn link_pages(links: &[LinkSample]) -> Result<Vec<(String, String)>, FacetError> {
+    Facet::Links(links.to_vec()).check().map_err(|what| FacetError::Absurd("links".into(), what))?;
+    let mut pages = vec![String::from("[")];
+    for l in links {
+        let item = json(&(&l.to, l.rtt_us, l.loss_ppm, l.bandwidth_bps, l.bandwidth_at, l.at, l.direct));
+        let page = pages.last_mut().expect("it starts with one page");
+        if page.len() > 1 && page.len() + item.len() > LINK_PAGE_BYTES {
+            pages.push(format!("[{item}"));
+        } else {
+            let comma = if page.len() > 1 { "," } else { "" };
+            let _ = write!(page, "{comma}{item}");
+        }
+    }
+    if pages.len() > LINK_PAGES_MAX {
+        return Err(FacetError::TooLarge("links".into(), pages.iter().map(String::len).sum()));
+    }
+    Ok(pages.into_iter().enumerate().map(|(i, page)| (format!("links.{i}"), page + "]")).collect())
+}
+
+/// chitchat slices the first byte off a key: one whose first character has more bytes makes it panic.
+pub fn key_is_sane(key: &str) -> bool {
+    key.len() <= KEY_BYTES_MAX
+        && key.starts_with(|c: char| c.is_ascii_lowercase())
+        && key.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'.' | b'_' | b'-'))
+}
+
+/// Where a value lands; all of it is signed.
+#[derive(Debug, Clone, Copy)]
+pub struct Place<'a> {
+    /// The mesh.
+    pub mesh: MeshId,
+    /// Whose key.
+    pub name: &'a str,
+    /// In which incarnation.
+    pub generation: u64,
+    /// The key.
+    pub key: &'a str,
+    /// chitchat's version of the write.
+    pub version: u64,
+}
+
+const CONTEXT: &str = "gossip facet 1";
+/// Characters of a signature in base64 without padding.
+const SIGNATURE_CHARS: usize = (SIGNATURE_BYTES * 8).div_ceil(6);
+
+impl Place<'_> {
+    fn signed_bytes(&self, text: &str) -> Vec<u8> {
+        let mut out = self.mesh.0.to_vec();
+        for number in [self.generation, self.version, self.name.len() as u64, self.key.len() as u64] {
+            out.extend_from_slice(&number.to_be_bytes());
+        }
+        for part in [self.name, self.key, text] {
+            out.extend_from_slice(part.as_bytes());
+        }
+        out
+    }
+
+    /// The value to gossip: signature, then text.
+    pub fn seal(&self, text: &str, sign: &dyn FacetSigner) -> String {
+        BASE64_NOPAD.encode(&sign.sign_facet(CONTEXT, &self.signed_bytes(text))) + text
+    }
+
+    /// The text of a value, if the holder of the key put it just here.
+    pub fn open<'v>(&self, value: &'v str, key: &PublicKey) -> Result<&'v str, FacetError> {
+        let forged = || FacetError::Forged(self.key.into());
+        let (signature, text) = value.split_at_checked(SIGNATURE_CHARS).ok_or_else(forged)?;
+        let signature = BASE64_NOPAD.decode(signature.as_bytes()).map_err(|_| forged())?;
+        if key.verify_bytes(CONTEXT, &self.signed_bytes(text), &signature) { Ok(text) } else { Err(forged()) }
+    }
+}
+
+/// Signs with this peer's own key.
+pub trait FacetSigner: Send + Sync + 'static {
+    /// The signature of these bytes in this context.
+    fn sign_facet(&self, context: &str, bytes: &[u8]) -> Vec<u8>;
+}
+impl FacetSigner for crate::transport::Identity {
+    fn sign_facet(&self, context: &str, bytes: &[u8]) -> Vec<u8> {
+        self.sign_bytes(context, bytes)
+    }
+}
+impl FacetSigner for crate::transport::keys::SecretKey {
+    fn sign_facet(&self, context: &str, bytes: &[u8]) -> Vec<u8> {
+        self.sign_bytes(context, bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::keys::SecretKey;
+
+    fn queue(free: u32, total: u32) -> QueueReport {
+        QueueReport {
+            gpus_free: [("H100-80G".to_owned(), free)].into(),
+            gpus_total: [("H100-80G".to_owned(), total)].into(),
+            ..QueueReport::default()
+        }
+    }
+
+    #[test]
+    fn sane_facets_come_back_and_absurd_ones_do_not() {
+        let good = Facet::Queue(queue(3, 8));
+        let (key, text) = good.write().expect("sane").remove(0);
+        assert_eq!(Facet::read(&key, &text), Ok(good));
+        assert!(matches!(Facet::Queue(queue(9, 8)).write(), Err(FacetError::Absurd(..))));
+        let mut many = queue(0, 8);
+        many.running = 1_000_001;
+        assert!(matches!(Facet::Queue(many).write(), Err(FacetError::Absurd(..))));
+        assert!(matches!(Facet::read("queue", &text.replace(":3", ":-3")), Err(FacetError::Malformed(..))));
+        assert!(matches!(Facet::read("queue", "[[[["), Err(FacetError::Malformed(..))));
+        let mut rude = queue(0, 8);
+        rude.closed = Some("\u{1b}[2J".into());
+        assert!(matches!(Facet::Queue(rude).write(), Err(FacetError::Absurd(..))));
+        assert_eq!(Facet::read("power.v2", "{}"), Ok(Facet::Unknown));
+    }
+
+    #[test]
+    fn oversize_and_foreign_keys_are_typed_errors() {
+        let big = Facet::Data(serde_json::Value::String("x".repeat(VALUE_BYTES_MAX)));
+        assert!(matches!(big.write(), Err(FacetError::TooLarge(..))));
+        for bad in ["", "é", "Queue", "queue x", &"k".repeat(65), "1a"] {
+            assert!(matches!(Facet::read(bad, "{}"), Err(FacetError::Key(_))), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_thousand_links_travel_in_pages() {
+        let link = |i| LinkSample {
+            to: PeerName::new(&format!("peer-{i}")).expect("a label"),
+            rtt_us: 12_345,
+            loss_ppm: 10,
+            bandwidth_bps: Some(9_000_000_000),
+            bandwidth_at: Some(WallTime(1_790_000_000_000)),
+            at: WallTime(1_790_000_000_000),
+            direct: true,
+        };
+        let links: Vec<_> = (0..1000).map(link).collect();
+        let mut back = Vec::new();
+        for (i, (key, text)) in Facet::Links(links.clone()).write().expect("it fits").into_iter().enumerate() {
+            match Facet::read(&key, &text).expect("readable") {
+                Facet::LinksPage(page, samples) if page == i => back.extend(samples),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(back, links);
+        assert_eq!(Facet::Links(vec![]).write(), Ok(vec![("links.0".into(), "[]".into())]));
+    }
+
+    #[test]
+    fn a_value_is_good_only_where_its_origin_put_it() {
+        let (key, other) = (SecretKey::generate().expect("random"), SecretKey::generate().expect("random"));
+        let place = Place { mesh: MeshId([1; 16]), name: "a", generation: 7, key: "queue", version: 3 };
+        let value = place.seal("{}", &key);
+        assert_eq!(place.open(&value, &key.public()), Ok("{}"));
+        assert!(place.open(&value, &other.public()).is_err());
+        assert!(Place { version: 4, ..place }.open(&value, &key.public()).is_err());
+        assert!(Place { generation: 8, ..place }.open(&value, &key.public()).is_err());
+        assert!(Place { key: "health", ..place }.open(&value, &key.public()).is_err());
+        assert!(Place { name: "b", ..place }.open(&value, &key.public()).is_err());
+        assert!(Place { mesh: MeshId([2; 16]), ..place }.open(&value, &key.public()).is_err());
+        assert!(place.open("short", &key.public()).is_err());
+        assert!(place.open(&"é".repeat(60), &key.public()).is_err(), "no panic inside a character");
+    }
+}

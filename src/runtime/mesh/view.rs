@@ -1,0 +1,208 @@
+//! The soft view: reports as they were heard, with their age, and who looks how alive.
+
+use std::collections::BTreeMap;
+
+use crate::base::{Instant, PeerName, StoreId};
+use crate::core::api::Flash;
+use crate::model::report::{LinkSample, Liveness, MemberView, Report, View};
+use crate::runtime::gossip::{Facet, Heard, Sight};
+use crate::runtime::liveness::{Evidence, Rules, Verdict, judge};
+use crate::runtime::members::MemberList;
+
+/// What one peer says of itself, and what was noticed about it.
+#[derive(Debug, Clone, Default)]
+struct Soft {
+    generation: u64,
+    parts: Option<Report>,
+    links: BTreeMap<usize, Vec<LinkSample>>,
+    draining: bool,
+    members_hash: Option<String>,
+    connected: bool,
+    disconnected_at: Option<Instant>,
+    suspected_at: Option<Instant>,
+    /// Said goodbye in this generation.
+    left: Option<u64>,
+    first_known: Instant,
+}
+
+/// Everything behind [`View`].
+#[derive(Debug)]
+pub struct Picture {
+    me: PeerName,
+    rules: Rules,
+    soft: BTreeMap<PeerName, Soft>,
+    sight: std::sync::Arc<Sight>,
+}
+
+impl Picture {
+    /// With nothing heard yet.
+    pub fn new(me: PeerName, rules: Rules) -> Self {
+        Self { me, rules, soft: BTreeMap::new(), sight: Default::default() }
+    }
+
+    /// Forgets whoever is no longer a member.
+    pub fn set_members(&mut self, list: &MemberList, now: Instant) {
+        self.soft.retain(|name, _| list.member(name).is_some());
+        for entry in list.members() {
+            self.soft.entry(entry.name.clone()).or_insert_with(|| Soft { first_known: now, ..Soft::default() });
+        }
+    }
+
+    /// What gossip sees.
+    pub fn set_sight(&mut self, sight: std::sync::Arc<Sight>) {
+        for (name, seen) in sight.iter() {
+            // A newer incarnation takes back the goodbye of the old one.
+            if let Some(soft) = self.soft.get_mut(name).filter(|s| s.left.is_some_and(|g| seen.generation > g)) {
+                soft.left = None;
+            }
+        }
+        self.sight = sight;
+    }
+
+    /// Which links stand.
+    pub fn set_connected(&mut self, connected: &std::collections::BTreeSet<PeerName>, now: Instant) {
+        for (name, soft) in &mut self.soft {
+            let is = connected.contains(name);
+            if soft.connected && !is {
+                soft.disconnected_at = Some(now);
+            }
+            if is && !soft.connected {
+                // Whoever opens a new link after its goodbye is back.
+                soft.left = None;
+                soft.suspected_at = None;
+            }
+            soft.connected = is;
+        }
+    }
+
+    /// Takes a facet, one of ours too.
+    pub fn hear(&mut self, heard: Heard, store: StoreId, now: Instant) {
+        let Some(soft) = self.soft.get_mut(&heard.peer) else { return };
+        if heard.generation < soft.generation {
+            return;
+        }
+        if heard.generation > soft.generation {
+            // What an earlier life said is over, except for its place.
+            (soft.generation, soft.parts, soft.draining) = (heard.generation, None, false);
+            soft.links.clear();
+        }
+        let peer = heard.peer.clone();
+        let report = soft.parts.get_or_insert_with(|| blank(peer, store));
+        (report.store, report.heard_at) = (store, now);
+        match heard.facet {
+            Facet::Capacity(v) => report.capacity = Some(v),
+            Facet::Queue(v) => {
+                soft.draining = v.closed.as_deref().is_some_and(|why| why.contains("drain"));
+                report.queue = Some(v);
+            }
+            Facet::Contact(v) => report.contact = Some(v),
+            Facet::Health(v) => report.health = Some(v),
+            Facet::Build(v) => report.build = Some(v),
+            Facet::Links(v) => report.links = v,
+            Facet::LinksPage(page, v) => {
+                soft.links.insert(page, v);
+                report.links = soft.links.values().flatten().cloned().collect();
+            }
+            Facet::Members(hash) => soft.members_hash = Some(hash),
+            Facet::Data(_) | Facet::Images(_) | Facet::Unknown => {}
+        }
+    }
+
+    /// Takes an urgent hint. Only a cluster itself says what it has, that it drains or that it leaves.
+    pub fn flash(&mut self, origin: &PeerName, flash: &Flash, store: StoreId, now: Instant) -> bool {
+        match flash {
+            Flash::Capacity { cluster, queue } if cluster == origin => {
+                let facet = Facet::Queue(queue.clone());
+                if facet.write().is_err() {
+                    return false;
+                }
+                let generation = self.soft.get(origin).map_or(0, |s| s.generation);
+                self.hear(Heard { peer: origin.clone(), generation, facet }, store, now);
+            }
+            Flash::Suspect { cluster } if *cluster != self.me && cluster != origin => {
+                let Some(soft) = self.soft.get_mut(cluster) else { return false };
+                soft.suspected_at = Some(now);
+            }
+            Flash::Drain { cluster, draining } if cluster == origin => {
+                let Some(soft) = self.soft.get_mut(cluster) else { return false };
+                soft.draining = *draining;
+            }
+            Flash::Leaving { peer } if peer == origin && *peer != self.me => {
+                let seen = self.sight.get(peer).map_or(0, |s| s.generation);
+                let Some(soft) = self.soft.get_mut(peer) else { return false };
+                soft.left = Some(seen.max(soft.generation));
+            }
+            _ => return false,
+        }
+        true
+    }
+
+    /// Peers, seen alive, whose member list differs from this hash.
+    pub fn differing(&self, hash: &str) -> Vec<PeerName> {
+        let differs = |s: &Soft| s.members_hash.as_deref().is_some_and(|h| h != hash);
+        self.soft.iter().filter(|(n, s)| **n != self.me && differs(s)).map(|(n, _)| n.clone()).collect()
+    }
+
+    fn judge(&self, now: Instant) -> Verdict {
+        let phi = |name: &PeerName| self.sight.get(name).map(|s| s.phi_alive);
+        let alive = |name: &PeerName, s: &Soft| s.connected || phi(name) == Some(true);
+        let mut seen: BTreeMap<&PeerName, usize> = BTreeMap::new();
+        for (_, soft) in self.soft.iter().filter(|(n, s)| **n != self.me && alive(n, s)) {
+            for link in soft.links.values().flatten().filter(|l| l.direct) {
+                *seen.entry(&link.to).or_default() += 1;
+            }
+        }
+        let evidence = |name: &PeerName, s: &Soft| {
+            let beat = self.sight.get(name).map(|s| s.heartbeat_at);
+            let heard_at = [beat, s.disconnected_at].into_iter().flatten().max().unwrap_or(s.first_known);
+            Evidence {
+                connected: s.connected,
+                disconnected_at: s.disconnected_at,
+                phi_alive: phi(name),
+                heard_at,
+                seen_by_others: seen.get(name).copied().unwrap_or(0),
+                suspected_at: s.suspected_at,
+                left: s.left.is_some(),
+            }
+        };
+        let others = self.soft.iter().filter(|(n, _)| **n != self.me);
+        judge(now, &others.map(|(n, s)| (n.clone(), evidence(n, s))).collect(), &self.rules)
+    }
+
+    /// The view, now.
+    pub fn view(&self, list: &MemberList, now: Instant) -> View {
+        let verdict = self.judge(now);
+        let member = |entry: &crate::runtime::members::Entry| {
+            let soft = self.soft.get(&entry.name);
+            let liveness = if entry.name == self.me {
+                Liveness::Alive
+            } else {
+                verdict.liveness.get(&entry.name).copied().unwrap_or(Liveness::Suspect)
+            };
+            MemberView {
+                peer: entry.name.clone(),
+                store: entry.store,
+                witness: entry.witness,
+                liveness,
+                draining: soft.is_some_and(|s| s.draining),
+                report: soft.and_then(|s| s.parts.clone()),
+            }
+        };
+        let members = list.members().map(|e| (e.name.clone(), member(e))).collect();
+        View { members, isolated: verdict.isolated }
+    }
+}
+
+fn blank(peer: PeerName, store: StoreId) -> Report {
+    Report {
+        peer,
+        store,
+        capacity: None,
+        queue: None,
+        contact: None,
+        health: None,
+        build: None,
+        links: Vec::new(),
+        heard_at: Instant::default(),
+    }
+}

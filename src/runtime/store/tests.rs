@@ -1,0 +1,247 @@
+//! The store against crashes, full disks, and other processes.
+
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use super::*;
+
+const CHILD_DIR: &str = "STARLING_TEST_STORE_DIR";
+const CHILD_BYTES: &str = "STARLING_TEST_STORE_BYTES";
+
+fn put(key: &[u8], value: &[u8]) -> Write {
+    Write { table: Table::Acceptors, key: key.to_vec(), value: Some(value.to_vec()) }
+}
+
+fn rows(image: &DiskImage, table: Table) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    image.tables.get(&table).cloned().unwrap_or_default()
+}
+
+#[test]
+fn what_was_committed_is_there_after_reopening() {
+    let dir = tempfile::tempdir().expect("temp folder");
+    let (store, image) = Store::open(dir.path()).expect("opens");
+    assert_eq!(image, DiskImage::default());
+    let id = store.id();
+    assert_eq!(store.boot(), 1);
+    store.commit_blocking(vec![put(b"a", b"1"), put(b"b", b"2")]).expect("commits");
+    let gone = Write { table: Table::Acceptors, key: b"a".to_vec(), value: None };
+    let meta = Write { table: Table::Meta, key: b"m".to_vec(), value: Some(vec![]) };
+    store.commit_blocking(vec![gone, meta, put(b"c", b"0"), put(b"c", b"3")]).expect("commits");
+    assert!(store.disk_free().expect("statvfs").0 > 0);
+    assert_eq!(store.metrics().commits.get(), 2);
+    drop(store);
+
+    let (store, image) = Store::open(dir.path()).expect("opens again");
+    assert_eq!((store.id(), store.boot()), (id, 2));
+    let expected = [(b"b".to_vec(), b"2".to_vec()), (b"c".to_vec(), b"3".to_vec())];
+    assert_eq!(rows(&image, Table::Acceptors), BTreeMap::from(expected));
+    assert_eq!(rows(&image, Table::Meta).len(), 1);
+}
+
+#[test]
+fn batches_share_commits_and_are_answered_in_order() {
+    let dir = tempfile::tempdir().expect("temp folder");
+    let (store, _) = Store::open(dir.path()).expect("opens");
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("runtime");
+    runtime.block_on(async {
+        for n in 0..500_u32 {
+            let order = order.clone();
+            let done = move |result: Result<(), StoreError>| {
+                result.expect("commits");
+                order.lock().expect("not poisoned").push(n);
+            };
+            store.submit(Batch::new(vec![put(&n.to_be_bytes(), b"x")], done)).await;
+        }
+        store.commit(vec![]).await.expect("the last");
+    });
+    assert_eq!(*order.lock().expect("not poisoned"), (0..500).collect::<Vec<_>>());
+    let commits = store.metrics().commits.get();
+    assert!(commits < 400, "{commits} commits for 501 batches: nothing was grouped");
+    let mut registry = prometheus_client::registry::Registry::default();
+    store.metrics().register(&mut registry);
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &registry).expect("encodes");
+    assert!(text.contains(&format!("starling_store_commits_total {commits}")), "{text}");
+}
+
+#[test]
+fn a_second_opener_is_refused_and_named() {
+    let dir = tempfile::tempdir().expect("temp folder");
+    let (store, _) = Store::open(dir.path()).expect("opens");
+    let error = Store::open(dir.path()).map(|_| ()).expect_err("locked");
+    assert!(matches!(error, StoreError::Locked { .. }));
+    let text = error.to_string();
+    assert!(text.contains(&dir.path().display().to_string()), "{text}");
+    assert!(text.contains(&format!("pid {}", std::process::id())), "{text}");
+    drop(store);
+    Store::open(dir.path()).expect("free again");
+}
+
+#[test]
+fn a_newer_format_is_refused_untouched() {
+    let dir = tempfile::tempdir().expect("temp folder");
+    drop(Store::open(dir.path()).expect("opens"));
+    fs::write(dir.path().join("format"), "2\n").expect("writes");
+    let before = fs::read(dir.path().join("store.redb")).expect("reads");
+    for _ in 0..2 {
+        let error = Store::open(dir.path()).map(|_| ()).expect_err("newer");
+        assert!(matches!(error, StoreError::NewerVersion { found: 2, known: 1, .. }), "{error}");
+    }
+    assert_eq!(fs::read(dir.path().join("store.redb")).expect("reads"), before);
+    fs::write(dir.path().join("format"), "hello").expect("writes");
+    assert!(matches!(Store::open(dir.path()).map(|_| ()), Err(StoreError::NotAStore(_))));
+    fs::write(dir.path().join("format"), "1\n").expect("writes");
+    let (store, _) = Store::open(dir.path()).expect("the old one still opens");
+    assert_eq!(store.boot(), 2, "refused opens are no boots");
+}
+
+#[test]
+fn garbage_is_an_error_and_not_a_new_store() {
+    let dir = tempfile::tempdir().expect("temp folder");
+    fs::write(dir.path().join("store.redb"), vec![0xa5; 9_000]).expect("writes");
+    let error = Store::open(dir.path()).map(|_| ()).expect_err("garbage");
+    assert!(matches!(error, StoreError::Corrupt(_) | StoreError::Io { .. }), "{error}");
+    assert_eq!(fs::read(dir.path().join("store.redb")).expect("reads"), vec![0xa5; 9_000]);
+}
+
+/// Not a test of its own: the process that the tests below start, and kill.
+#[test]
+#[ignore = "a helper process of other tests"]
+fn child_process() {
+    let Some(dir) = std::env::var_os(CHILD_DIR) else { return };
+    let padding = std::env::var(CHILD_BYTES).ok().and_then(|n| n.parse().ok()).unwrap_or(100);
+    let (store, image) = Store::open(Path::new(&dir)).expect("opens");
+    let first = rows(&image, Table::Acceptors).keys().map(|k| number(k) + 1).max().unwrap_or(0);
+    println!("boot {}", store.boot());
+    std::thread::scope(|scope| {
+        for lane in 0..4_u32 {
+            let store = &store;
+            scope.spawn(move || {
+                for round in 0.. {
+                    let n = first + round * 4 + lane;
+                    // A batch touches two tables: torn, it would leave one without the other.
+                    let twin = Write {
+                        table: Table::Attempts,
+                        key: n.to_be_bytes().to_vec(),
+                        value: Some(vec![7; padding]),
+                    };
+                    match store.commit_blocking(vec![put(&n.to_be_bytes(), &n.to_be_bytes()), twin]) {
+                        Ok(()) => println!("ok {n}"),
+                        Err(error) => {
+                            println!("error {n} {error:?}");
+                            let again = store.commit_blocking(vec![put(b"late", b"")]);
+                            println!("then {again:?}");
+                            return;
+                        }
+                    }
+                }
+            });
+        }
+    });
+}
+
+fn number(key: &[u8]) -> u32 {
+    u32::from_be_bytes(key.try_into().expect("keys of the child have 4 bytes"))
+}
+
+fn child(dir: &Path, wrapper: Option<&str>, padding: usize) -> Child {
+    let exe = std::env::current_exe().expect("own path");
+    let mut command = match wrapper {
+        Some(script) => {
+            let mut sh = Command::new("sh");
+            sh.arg("-c").arg(format!("{script}; exec \"$@\"")).arg("sh").arg(exe);
+            sh
+        }
+        None => Command::new(exe),
+    };
+    command
+        .args([
+            "--exact",
+            "runtime::store::tests::child_process",
+            "--ignored",
+            "--nocapture",
+            "--test-threads=1",
+        ])
+        .env(CHILD_DIR, dir)
+        .env(CHILD_BYTES, padding.to_string())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the test binary starts")
+}
+
+fn check_twins(image: &DiskImage) {
+    let twins: BTreeSet<_> = rows(image, Table::Attempts).into_keys().collect();
+    let keys: BTreeSet<_> = rows(image, Table::Acceptors).into_keys().collect();
+    assert_eq!(keys, twins, "a batch was applied by half");
+    for (key, value) in rows(image, Table::Acceptors) {
+        assert_eq!(key, value);
+    }
+}
+
+#[test]
+fn kill_9_loses_nothing_that_was_answered() {
+    let dir = tempfile::tempdir().expect("temp folder");
+    let mut acknowledged = BTreeSet::new();
+    let mut boot = 0;
+    for round in 0..12_u64 {
+        let mut child = child(dir.path(), None, 100);
+        let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        let mut seen = 0;
+        // Killed after a varied number of answers, at a varied moment between two of them.
+        let enough = 1 + round * 37 % 300;
+        while seen < enough {
+            let line = lines.next().expect("goes on until killed").expect("reads");
+            if let Some(n) = line.strip_prefix("ok ") {
+                acknowledged.insert(n.parse::<u32>().expect("a number"));
+                seen += 1;
+            }
+        }
+        std::thread::sleep(Duration::from_micros(round * 331 % 2_000));
+        child.kill().expect("SIGKILL");
+        child.wait().expect("reaped");
+        for line in lines.map_while(Result::ok) {
+            if let Some(n) = line.strip_prefix("ok ").and_then(|n| n.parse().ok()) {
+                acknowledged.insert(n);
+            }
+        }
+        let (store, image) = Store::open(dir.path()).expect("opens after kill -9");
+        assert!(store.boot() > boot + 1, "the child's boot counts");
+        boot = store.boot();
+        let keys: BTreeSet<u32> = rows(&image, Table::Acceptors).keys().map(|k| number(k)).collect();
+        let lost: Vec<_> = acknowledged.difference(&keys).collect();
+        assert!(lost.is_empty(), "round {round}: answered and lost: {lost:?}");
+        check_twins(&image);
+    }
+    assert!(acknowledged.len() > 500);
+}
+
+#[test]
+fn a_full_disk_is_a_typed_error_and_keeps_what_was_answered() {
+    let dir = tempfile::tempdir().expect("temp folder");
+    drop(Store::open(dir.path()).expect("opens"));
+    // A file size limit stands for a full disk; without its signal it is an error like ENOSPC. In 512 B blocks.
+    let child = child(dir.path(), Some("trap '' 25; ulimit -f 6000"), 20_000);
+    let output = child.wait_with_output().expect("ends by itself");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let (mut acknowledged, mut full, mut poisoned) = (BTreeSet::new(), 0, 0);
+    for line in text.lines() {
+        if let Some(n) = line.strip_prefix("ok ") {
+            acknowledged.insert(n.parse::<u32>().expect("a number"));
+        }
+        full += usize::from(line.starts_with("error") && line.contains("NoSpace"));
+        poisoned += usize::from(line.starts_with("then Err(Poisoned"));
+    }
+    assert!(full > 0, "no typed error: {}", &text[text.len().saturating_sub(2_000)..]);
+    assert_eq!(poisoned, 4, "after a failed commit every batch is refused");
+    assert!(!acknowledged.is_empty());
+    let (store, image) = Store::open(dir.path()).expect("opens once there is space");
+    let keys: BTreeSet<u32> = rows(&image, Table::Acceptors).keys().map(|k| number(k)).collect();
+    assert!(acknowledged.is_subset(&keys));
+    check_twins(&image);
+    store.commit_blocking(vec![put(b"after", b"")]).expect("and takes writes again");
+}

@@ -1,0 +1,215 @@
+//! What is measured about the way to a peer: RTT and loss from the connection, bandwidth by moving bytes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use quinn::{RecvStream, VarInt};
+use tokio::time::{Instant, timeout};
+use tracing::debug;
+
+use super::certs;
+use super::codec::{self, CodecError, Kind};
+use super::link::{Link, close};
+use super::shared::{Shared, lock};
+use super::wire::{Control, FrameError};
+use crate::base::{PeerName, Span, WallTime};
+use crate::model::report::LinkSample;
+
+/// Smallest and largest probe.
+const PROBE_BYTES: std::ops::RangeInclusive<u64> = 256 * 1024..=4 * 1024 * 1024;
+/// A probe shorter than this is made larger the next time: it saw little but the start.
+const PROBE_SHORT: Duration = Duration::from_millis(100);
+/// A probe that takes longer is given up.
+const PROBE_DEADLINE: Duration = Duration::from_secs(30);
+/// Only transfers of at least this size say something about the link.
+const TRANSFER_BYTES_MIN: u64 = 256 * 1024;
+/// An estimate this old gives way to any new one.
+const ESTIMATE_OLD: Span = Span::secs(600);
+/// Old packets weigh this much less every second.
+const FADE: f64 = 0.98;
+/// What probes carry; QUIC encrypts it, so that nothing on the way can shrink it.
+static FILLER: [u8; 64 * 1024] = [0; 64 * 1024];
+
+/// Figures of one peer.
+#[derive(Debug, Default)]
+pub(super) struct Meter {
+    rtt_us: u64,
+    sent: f64,
+    lost: f64,
+    /// Of which connection, and its totals when last read.
+    read: (usize, u64, u64),
+    at: Option<WallTime>,
+    bandwidth: Option<(u64, WallTime)>,
+    probe_bytes: u64,
+    probe_after: Option<Instant>,
+}
+
+impl Meter {
+    /// Reads the connection's own figures.
+    pub fn read(&mut self, link: &Link, now: WallTime) {
+        let path = link.connection.stats().path;
+        let id = link.connection.stable_id();
+        let before = if self.read.0 == id { (self.read.1, self.read.2) } else { (0, 0) };
+        self.sent = self.sent * FADE + path.sent_packets.saturating_sub(before.0) as f64;
+        self.lost = self.lost * FADE + path.lost_packets.saturating_sub(before.1) as f64;
+        self.read = (id, path.sent_packets, path.lost_packets);
+        // The smallest: the smoothed one grows with this machine's own load.
+        self.rtt_us = u64::try_from(path.min_rtt.as_micros()).unwrap_or(u64::MAX);
+        self.at = Some(now);
+    }
+
+    /// None if it was never linked.
+    pub fn sample(&self, to: &PeerName, direct: bool) -> Option<LinkSample> {
+        Some(LinkSample {
+            to: to.clone(),
+            rtt_us: self.rtt_us,
+            loss_ppm: if self.sent > 0.0 { (self.lost / self.sent * 1e6).clamp(0.0, 1e6) as u32 } else { 0 },
+            bandwidth_bps: self.bandwidth.map(|(bps, _)| bps),
+            bandwidth_at: self.bandwidth.map(|(_, at)| at),
+            at: self.at?,
+            direct,
+        })
+    }
+
+    /// A probe measured this.
+    fn probed(&mut self, bps: u64, now: WallTime) {
+        self.bandwidth = Some((bps, now));
+    }
+
+    /// A real transfer ran at this rate. It may have been held up by something else than the link, so it
+    /// lowers an estimate only when that is old.
+    pub fn transferred(&mut self, bytes: u64, took: Span, now: WallTime) {
+        let Some(bps) = rate(bytes, took.0).filter(|_| bytes >= TRANSFER_BYTES_MIN) else { return };
+        let keep = self
+            .bandwidth
+            .is_some_and(|(known, at)| known > bps && now.0.saturating_sub(at.0) < ESTIMATE_OLD.as_millis());
+        if !keep {
+            self.bandwidth = Some((bps, now));
+        }
+    }
+}
+
+fn rate(bytes: u64, micros: u64) -> Option<u64> {
+    let bits = u128::from(bytes) * 8 * 1_000_000;
+    bits.checked_div(u128::from(micros)).and_then(|bps| u64::try_from(bps).ok())
+}
+
+/// Probes one link that is due, at most one at a time.
+pub(super) async fn probe_next(shared: &Arc<Shared>) {
+    if shared.config.probe_every == Span::ZERO {
+        return;
+    }
+    let now = Instant::now();
+    let due = shared.pool.meters(|_, meter, link| {
+        // The first one a little later than the link, at its own time, so that a start is no storm.
+        let wait = shared.config.probe_every.scale(lock(&shared.rng).below(1_000), 10_000).to_std();
+        let at = *meter.probe_after.get_or_insert(now + wait);
+        link.filter(|link| at <= now && link.alive()).cloned()
+    });
+    let Some(link) = due.into_iter().flatten().next() else { return };
+    let size = shared.pool.meter(&link.peer, |meter| {
+        meter.probe_after = Some(Instant::now() + shared.config.probe_every.to_std());
+        meter.probe_bytes.clamp(*PROBE_BYTES.start(), *PROBE_BYTES.end())
+    });
+    let size = size.unwrap_or(*PROBE_BYTES.start());
+    shared.counters.probes.add(1);
+    shared.counters.probe_bytes.add(size);
+    let began = Instant::now();
+    let sent = tokio::select! {
+        biased;
+        () = link.stop.cancelled() => return,
+        sent = timeout(PROBE_DEADLINE, send(shared, &link, size)) => sent,
+    };
+    let took = began.elapsed();
+    debug!(peer = %link.peer, size, ?took, ok = matches!(sent, Ok(Ok(()))), "probe");
+    shared.pool.meter(&link.peer, |meter| {
+        // Not more of the link's time than its share.
+        let pause = Span::from(took).scale(1_000, u64::from(shared.config.probe_share_milli.max(1)));
+        meter.probe_after = Some(Instant::now() + pause.max(shared.config.probe_every).to_std());
+        meter.probe_bytes = if took < PROBE_SHORT { size * 2 } else { size };
+    });
+}
+
+async fn send(shared: &Shared, link: &Link, size: u64) -> Result<(), FrameError> {
+    let token = lock(&shared.rng).u64();
+    *lock(&link.probe) = Some((token, size));
+    let mut stream = link.connection.open_uni().await?;
+    stream.set_priority(-10)?;
+    stream.write_chunk(codec::frame(Kind::Probe, &token.to_be_bytes())?.into()).await?;
+    let mut left = size as usize;
+    while left > 0 {
+        let chunk = left.min(FILLER.len());
+        stream.write_chunk(Bytes::from_static(&FILLER[..chunk])).await?;
+        left -= chunk;
+    }
+    stream.finish()?;
+    let _acknowledged = stream.stopped().await;
+    Ok(())
+}
+
+/// Times a probe of the other side. The first quarter, in which the sender still finds its speed, is left out.
+pub(super) async fn receive(
+    shared: &Arc<Shared>,
+    link: &Arc<Link>,
+    recv: &mut RecvStream,
+    length: usize,
+) -> Result<(), FrameError> {
+    if length != 8 {
+        return Err(CodecError::TooLarge { got: length, max: 8 }.into());
+    }
+    let mut token = [0; 8];
+    recv.read_exact(&mut token).await?;
+    let (mut total, mut began) = (0u64, None::<(Instant, u64)>);
+    let mut last = Instant::now();
+    while let Some(chunk) =
+        recv.read_chunk(FILLER.len(), true).await.map_err(|e| FrameError::Broken(e.to_string()))?
+    {
+        total += chunk.bytes.len() as u64;
+        last = Instant::now();
+        if began.is_none() && total >= PROBE_BYTES.start() / 4 {
+            began = Some((last, total));
+        }
+        if total > *PROBE_BYTES.end() {
+            let _closed = recv.stop(VarInt::from_u32(close::GARBAGE));
+            return Err(CodecError::TooLarge { got: total as usize, max: *PROBE_BYTES.end() as usize }.into());
+        }
+    }
+    let Some((began, before)) = began else { return Ok(()) };
+    let micros = u64::try_from((last - began).as_micros()).unwrap_or(u64::MAX);
+    let token = u64::from_be_bytes(token);
+    shared.control(link, &Control::Probed { token, bytes: total - before, micros });
+    Ok(())
+}
+
+/// The other side's word on a probe of ours. It cannot claim more than was sent.
+pub(super) fn probed(shared: &Shared, link: &Link, token: u64, bytes: u64, micros: u64) {
+    let Some((expected, size)) = *lock(&link.probe) else { return };
+    if expected != token || bytes > size {
+        return;
+    }
+    *lock(&link.probe) = None;
+    if let Some(bps) = rate(bytes, micros) {
+        shared.pool.meter(&link.peer, |meter| meter.probed(bps, WallTime(certs::now())));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_transfer_raises_an_estimate_and_lowers_only_an_old_one() {
+        let mut meter = Meter::default();
+        meter.transferred(1_000, Span::secs(1), WallTime(0));
+        assert_eq!(meter.bandwidth, None, "too small");
+        meter.transferred(1_000_000, Span::ZERO, WallTime(0));
+        assert_eq!(meter.bandwidth, None, "no time");
+        meter.transferred(1_000_000, Span::secs(1), WallTime(0));
+        meter.transferred(500_000, Span::secs(1), WallTime(1_000));
+        assert_eq!(meter.bandwidth, Some((8_000_000, WallTime(0))));
+        meter.transferred(2_000_000, Span::secs(1), WallTime(2_000));
+        meter.transferred(500_000, Span::secs(1), WallTime(700_000));
+        assert_eq!(meter.bandwidth, Some((4_000_000, WallTime(700_000))));
+    }
+}
