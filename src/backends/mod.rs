@@ -8,8 +8,8 @@ use async_trait::async_trait;
 use tokio::sync::mpsc;
 
 use crate::base::{ContactId, Instant};
-use crate::core::{BackendCommand, BackendEvent};
 use crate::core::api::AttemptKey;
+use crate::core::{BackendCommand, BackendEvent};
 use crate::model::NodeCapacity;
 
 /// What a backend found at its start.

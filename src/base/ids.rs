@@ -10,7 +10,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum IdError {
     /// A name that is empty, too long, or has a character outside `[a-z0-9-]`.
-    #[error("name {0:?} is not 1 to 63 characters of a-z, 0-9 and '-', starting and ending with a letter or digit")]
+    #[error(
+        "name {0:?} is not 1 to 63 characters of a-z, 0-9 and '-', starting and ending with a letter or digit"
+    )]
     Name(String),
     /// A text of the wrong length or alphabet for the identifier named first.
     #[error("{1:?} is not a {0}")]
@@ -217,7 +219,10 @@ mod tests {
         let id = JobId([7; 20]);
         assert_eq!(id.to_string().len(), 32);
         assert_eq!(id.to_string().parse::<JobId>(), Ok(id));
-        assert_eq!(serde_json::from_str::<JobId>(&serde_json::to_string(&id).expect("json")).expect("back"), id);
+        assert_eq!(
+            serde_json::from_str::<JobId>(&serde_json::to_string(&id).expect("json")).expect("back"),
+            id
+        );
         assert!("".parse::<JobId>().is_err());
         assert!("x".repeat(10_000).parse::<JobId>().is_err());
         assert_eq!(StoreId([0xab; 16]).to_string(), "ab".repeat(16));

@@ -56,7 +56,14 @@ mod tests {
 
     #[test]
     fn a_seed_is_a_stream() {
-        let draw = |seed| (0..4).map({ let mut r = Rng::new(seed); move |_| r.u64() }).collect::<Vec<_>>();
+        let draw = |seed| {
+            (0..4)
+                .map({
+                    let mut r = Rng::new(seed);
+                    move |_| r.u64()
+                })
+                .collect::<Vec<_>>()
+        };
         assert_eq!(draw(1), draw(1));
         assert_ne!(draw(1), draw(2));
         let mut rng = Rng::new(3);

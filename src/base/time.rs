@@ -122,7 +122,12 @@ impl std::str::FromStr for Span {
     type Err = String;
     /// A number and a unit, in any sum: `500ms`, `30s`, `1h30m`, `2d`; a bare number is refused.
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{:?} is not a duration such as 500ms, 30s, 5m, 2h or 1d", text.chars().take(40).collect::<String>());
+        let wrong = || {
+            format!(
+                "{:?} is not a duration such as 500ms, 30s, 5m, 2h or 1d",
+                text.chars().take(40).collect::<String>()
+            )
+        };
         let mut rest = text.trim();
         let mut total: u64 = 0;
         if rest.is_empty() || rest.len() > 40 {
@@ -155,10 +160,18 @@ mod tests {
 
     #[test]
     fn spans_read_and_print() {
-        for (text, us) in [("500ms", 500_000), ("30s", 30_000_000), ("1h30m", 5_400_000_000), ("2d", 172_800_000_000), ("1m 5s", 65_000_000)] {
+        for (text, us) in [
+            ("500ms", 500_000),
+            ("30s", 30_000_000),
+            ("1h30m", 5_400_000_000),
+            ("2d", 172_800_000_000),
+            ("1m 5s", 65_000_000),
+        ] {
             assert_eq!(text.parse::<Span>(), Ok(Span(us)), "{text}");
         }
-        for bad in ["", "5", "-1s", "1y", "s", "1.5s", "99999999999999999999s", "18446744073709551615d", "1s x"] {
+        for bad in
+            ["", "5", "-1s", "1y", "s", "1.5s", "99999999999999999999s", "18446744073709551615d", "1s x"]
+        {
             assert!(bad.parse::<Span>().is_err(), "{bad}");
         }
         assert_eq!(Span::secs(200).to_string(), "3m 20s");

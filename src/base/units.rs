@@ -48,7 +48,12 @@ impl FromStr for Bytes {
     type Err = String;
     /// `512MiB`, `16G` (as in Slurm and Kubernetes: `K M G T` are binary here), `80 GB` (decimal), `1024`.
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{:?} is not a size such as 512MiB, 16G or 1TiB", text.chars().take(40).collect::<String>());
+        let wrong = || {
+            format!(
+                "{:?} is not a size such as 512MiB, 16G or 1TiB",
+                text.chars().take(40).collect::<String>()
+            )
+        };
         let trimmed = text.trim();
         let digits = trimmed.find(|c: char| !c.is_ascii_digit()).unwrap_or(trimmed.len());
         let number: u64 = trimmed.get(..digits).ok_or_else(wrong)?.parse().map_err(|_| wrong())?;
@@ -70,7 +75,11 @@ impl FromStr for Bytes {
 
 impl fmt::Display for MilliCpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = if self.0.is_multiple_of(1000) { format!("{}", self.0 / 1000) } else { format!("{:.2}", self.0 as f64 / 1000.0) };
+        let text = if self.0.is_multiple_of(1000) {
+            format!("{}", self.0 / 1000)
+        } else {
+            format!("{:.2}", self.0 as f64 / 1000.0)
+        };
         f.pad(&text)
     }
 }
@@ -79,7 +88,12 @@ impl FromStr for MilliCpu {
     type Err = String;
     /// Cores (`4`, `0.5`) or thousandths (`500m`).
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{:?} is not a CPU count such as 4, 0.5 or 500m", text.chars().take(40).collect::<String>());
+        let wrong = || {
+            format!(
+                "{:?} is not a CPU count such as 4, 0.5 or 500m",
+                text.chars().take(40).collect::<String>()
+            )
+        };
         let t = text.trim();
         if let Some(milli) = t.strip_suffix('m') {
             return milli.parse().map(MilliCpu).map_err(|_| wrong());

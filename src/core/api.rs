@@ -327,7 +327,9 @@ pub enum ClientError {
     },
     /// A majority of the homes did not answer in time. The outcome is unknown; the same idempotency
     /// key or the same id asks again safely.
-    #[error("{answered} of {needed} homes needed answered in time: the outcome is unknown; ask again with the same key or id")]
+    #[error(
+        "{answered} of {needed} homes needed answered in time: the outcome is unknown; ask again with the same key or id"
+    )]
     Unknown {
         /// Homes that answered.
         answered: usize,
@@ -337,7 +339,9 @@ pub enum ClientError {
         job: Option<JobId>,
     },
     /// This peer refuses new records: its disk is nearly full. Existing ones are kept. Try another peer.
-    #[error("this peer's disk is nearly full: it refuses new jobs and keeps what it has; submit at another peer or free space")]
+    #[error(
+        "this peer's disk is nearly full: it refuses new jobs and keeps what it has; submit at another peer or free space"
+    )]
     DiskFull,
     /// This peer holds as many jobs as it may.
     #[error("this peer holds {0} jobs, its limit: submit at another peer or raise limits.jobs")]

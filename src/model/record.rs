@@ -57,7 +57,13 @@ impl Birth {
     /// The id that this birth certifies.
     pub fn id(&self) -> JobId {
         let key = Self::ring_key(&self.tenant, &self.minter, self.sequence);
-        let rest = hash(&[&key.to_be_bytes(), &self.sequence.to_be_bytes(), self.tenant.as_bytes(), self.minter.as_str().as_bytes(), &hash_homes(&self.homes)]);
+        let rest = hash(&[
+            &key.to_be_bytes(),
+            &self.sequence.to_be_bytes(),
+            self.tenant.as_bytes(),
+            self.minter.as_str().as_bytes(),
+            &hash_homes(&self.homes),
+        ]);
         let mut out = [0; 20];
         out[..8].copy_from_slice(&key.to_be_bytes());
         out[8..].copy_from_slice(&rest[..12]);
@@ -497,14 +503,20 @@ impl JobRecord {
         match outcome {
             Outcome::Exited(0) => self.finish(JobState::Succeeded, format!("exited with 0 at {cluster}"), at),
             Outcome::Cancelled => self.finish(JobState::Cancelled, format!("stopped at {cluster}"), at),
-            Outcome::TimedOut => self.finish(JobState::Failed, format!("ran into max_runtime at {cluster}"), at),
+            Outcome::TimedOut => {
+                self.finish(JobState::Failed, format!("ran into max_runtime at {cluster}"), at)
+            }
             Outcome::Exited(code) => self.fail(format!("exited with {code} at {cluster}"), at),
             Outcome::Signaled(signal) => self.fail(format!("ended by signal {signal} at {cluster}"), at),
             Outcome::Lost if self.spec.on_lost_contact.then == super::spec::Then::Fail => {
                 self.finish(JobState::Failed, format!("lost contact with {cluster}"), at);
             }
-            Outcome::Lost => self.reason = format!("lost contact with {cluster}; runs again from its checkpoint"),
-            Outcome::Stopped(why) => self.reason = format!("stopped at {cluster} ({why}); runs again from its checkpoint"),
+            Outcome::Lost => {
+                self.reason = format!("lost contact with {cluster}; runs again from its checkpoint")
+            }
+            Outcome::Stopped(why) => {
+                self.reason = format!("stopped at {cluster} ({why}); runs again from its checkpoint")
+            }
             Outcome::NotStarted(why) => {
                 self.hold = Span::secs(1);
                 self.reason = format!("{cluster} could not start it: {why}");
