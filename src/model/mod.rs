@@ -10,6 +10,7 @@ pub mod report;
 pub mod report_json;
 pub mod spec;
 pub mod spec_input;
+pub mod timestamp;
 
 pub use record::{
     AttemptSummary, Birth, CancelIntent, Checkpoint, ContactRecord, JobRecord, JobState, Outcome, Placement,
