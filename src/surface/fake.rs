@@ -91,6 +91,8 @@ impl Fake {
             cluster: name(cluster),
             contact: ContactId([3; 20]),
             incarnation: 1,
+            series: 1,
+            contact_homes: BoundedVec::default(),
             at: WallTime(2_000),
         };
         self.change(id, Change::Place { placement, epoch });

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use crate::model::config::Config;
 use crate::model::report::MemberView;
 use crate::model::spec_input::{self, ParsedSpec};
 
@@ -22,7 +23,10 @@ pub fn status_report(member: &MemberView) -> Value {
     serde_json::json!({ "cluster_id": member.peer, "status": member.liveness })
 }
 
-/// SEAM(model::config): names every mistake of a configuration file.
-pub fn check_config(_text: &str) -> Result<(), Mistakes> {
-    Err(Mistakes(vec!["this binary was built without the configuration reader".into()]))
+/// Names every mistake of a configuration file.
+pub fn check_config(text: &str) -> Result<(), Mistakes> {
+    match Config::check(text) {
+        Ok(_) => Ok(()),
+        Err(list) => Err(Mistakes(list.iter().map(ToString::to_string).collect())),
+    }
 }

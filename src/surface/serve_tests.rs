@@ -97,3 +97,127 @@ fn the_token_file_is_private_and_kept() {
     std::fs::write(&path, "\n").expect("emptied");
     assert!(load_or_create_token(&path).is_err(), "an empty token would let everybody in");
 }
+
+/// TLS with the very certificates that a peer has.
+struct Tls {
+    dir: tempfile::TempDir,
+    address: std::net::SocketAddr,
+    running: Running,
+}
+
+fn pem(path: &Path) -> Vec<rustls_pki_types::CertificateDer<'static>> {
+    use rustls_pki_types::pem::PemObject;
+    let read = rustls_pki_types::CertificateDer::pem_file_iter(path).expect("a file");
+    read.collect::<Result<_, _>>().expect("certificates")
+}
+
+fn key(dir: &Path) -> rustls_pki_types::PrivateKeyDer<'static> {
+    std::fs::read(dir.join("peer.key")).expect("a key").try_into().expect("a key")
+}
+
+async fn tls() -> Tls {
+    use crate::base::Span;
+    let dir = tempfile::tempdir().expect("dir");
+    let name = crate::surface::fake::name("a");
+    crate::transport::Identity::create_mesh(dir.path(), &name, Span::secs(3_600)).expect("a mesh");
+    // A peer's file holds two: the first names it and is for clients, the second is for servers.
+    let chain = pem(&dir.path().join("peer.pem")).into_iter().skip(1).collect();
+    let config =
+        tls_config(chain, key(dir.path()), pem(&dir.path().join("ca.pem")).remove(0)).expect("config");
+    let tcp = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+    let address = tcp.local_addr().expect("address");
+    let running =
+        start(ApiListeners { tls: Some((tcp, Arc::new(config), "s3cret".into())), ..Default::default() });
+    Tls { dir, address, running }
+}
+
+#[tokio::test]
+async fn tls_takes_a_token_and_only_its_own_mesh_is_believed() {
+    use crate::surface::client::{Client, ClientFailure, Target};
+    let tls = tls().await;
+    let target = Target::Tls("127.0.0.1".into(), tls.address.port());
+    let ca = tls.dir.path().join("ca.pem");
+    let ask = |token: Option<&str>, ca: &Path| {
+        let client = Client::new(target.clone(), token.map(str::to_owned), Some(ca)).expect("a client");
+        async move { client.get::<serde_json::Value>("/v1/peer").await }
+    };
+    assert_eq!(ask(Some("s3cret"), &ca).await.expect("answered")["name"], "a");
+    for token in [None, Some("s3cres")] {
+        assert!(matches!(ask(token, &ca).await, Err(ClientFailure::Api(401, _))), "{token:?}");
+    }
+    let other = self::tls().await;
+    let refused = ask(Some("s3cret"), &other.dir.path().join("ca.pem")).await;
+    assert!(matches!(refused, Err(ClientFailure::Unreachable(..))), "{refused:?}");
+    tls.running.stop().await;
+    other.running.stop().await;
+}
+
+#[tokio::test]
+async fn a_client_certificate_of_the_mesh_needs_no_token() {
+    let tls = tls().await;
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(pem(&tls.dir.path().join("ca.pem")).remove(0)).expect("a root");
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let shown = |dir: &Path| {
+        rustls::ClientConfig::builder_with_provider(provider.clone())
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .expect("versions")
+            .with_root_certificates(roots.clone())
+            .with_client_auth_cert(pem(&dir.join("peer.pem")).into_iter().take(1).collect(), key(dir))
+            .expect("config")
+    };
+    let other = self::tls().await;
+    for (dir, good) in [(tls.dir.path(), true), (other.dir.path(), false)] {
+        let mut config = shown(dir);
+        // Names are not what is tried here: the chain is, and it is the server that checks it.
+        config.dangerous().set_certificate_verifier(Arc::new(AnyServer));
+        let tcp = tokio::net::TcpStream::connect(tls.address).await.expect("connect");
+        let name = rustls_pki_types::ServerName::try_from("peer").expect("a name");
+        let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
+        let mut stream = connector.connect(name, tcp).await.expect("the client's half");
+        stream
+            .write_all(b"GET /v1/peer HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            .await
+            .expect("write");
+        let mut out = Vec::new();
+        let read = stream.read_to_end(&mut out).await;
+        assert_eq!(out.starts_with(b"HTTP/1.1 200"), good, "{read:?} {}", String::from_utf8_lossy(&out));
+    }
+    tls.running.stop().await;
+    other.running.stop().await;
+}
+
+#[derive(Debug)]
+struct AnyServer;
+
+impl rustls::client::danger::ServerCertVerifier for AnyServer {
+    fn verify_server_cert(
+        &self,
+        _: &rustls_pki_types::CertificateDer<'_>,
+        _: &[rustls_pki_types::CertificateDer<'_>],
+        _: &rustls_pki_types::ServerName<'_>,
+        _: &[u8],
+        _: rustls_pki_types::UnixTime,
+    ) -> Result<rustls::client::danger::ServerCertVerified, rustls::Error> {
+        Ok(rustls::client::danger::ServerCertVerified::assertion())
+    }
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &rustls_pki_types::CertificateDer<'_>,
+        _: &rustls::DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        Err(rustls::Error::General("TLS 1.2".into()))
+    }
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &rustls_pki_types::CertificateDer<'_>,
+        _: &rustls::DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        Ok(rustls::client::danger::HandshakeSignatureValid::assertion())
+    }
+    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
+        rustls::crypto::ring::default_provider().signature_verification_algorithms.supported_schemes()
+    }
+}

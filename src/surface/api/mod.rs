@@ -27,6 +27,7 @@ use std::sync::Arc;
 pub use error::{ApiError, ApiResult};
 pub use limits::Caller;
 pub use proxy::serve_proxy;
+pub(crate) use resolve::escape;
 pub use routes::router;
 
 use crate::core::{ClientRequest, ClientResponse};

@@ -273,7 +273,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("dir");
         let (now, old) = (dir.path().join("0.out"), dir.path().join("0.out.1"));
         std::fs::write(&now, "a\nb").expect("write");
-        let mut r = reader(None, &[now.clone()]);
+        let mut r = reader(None, std::slice::from_ref(&now));
         assert_eq!(text(&mut r), "a\n", "a line is passed on when it is whole");
         std::fs::rename(&now, &old).expect("rename");
         std::fs::write(&old, "a\nbb\n").expect("grow");
@@ -287,7 +287,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("dir");
         let [one, two, three] = ["0.out.2", "0.out.1", "0.out"].map(|n| dir.path().join(n));
         std::fs::write(&one, "1\n").expect("write");
-        let mut r = reader(None, &[one.clone()]);
+        let mut r = reader(None, std::slice::from_ref(&one));
         assert_eq!(text(&mut r), "1\n");
         std::fs::write(&two, "2\n").expect("write");
         std::fs::write(&three, "3\n").expect("write");

@@ -1,0 +1,234 @@
+//! `jobs`, `job`, `cancel`, `wait`, `why`.
+
+use std::time::Duration;
+
+use axum::http::Method;
+use serde_json::json;
+use tokio::time::Instant;
+
+use super::args::{JobsArgs, WaitArgs};
+use super::output::{Table, brief, plain};
+use super::submit::code_of;
+use super::{Asking, CommandResult, Failure, Reply, exit};
+use crate::model::{JobState, Outcome};
+use crate::surface::api::escape;
+use crate::surface::client::ClientFailure;
+use crate::surface::documents::*;
+
+/// One long poll; the peer answers within it.
+const POLL_SECS: u64 = 30;
+
+/// `starling jobs`
+pub async fn list(asking: &Asking, args: JobsArgs) -> CommandResult {
+    let mut path = format!("/v1/jobs?limit={}", args.limit);
+    for (name, value) in [("tenant", &args.tenant), ("state", &args.states)] {
+        if let Some(value) = value {
+            path.push_str(&format!("&{name}={}", escape(value)));
+        }
+    }
+    let list: JobList = asking.client.get(&path).await?;
+    let style = asking.style;
+    let mut table = Table::new(style, &["ID", "NAME", "STATE", "CLUSTER", "GPUS", "TRY", "AGE", "WHY"]);
+    let now = wall_now().0;
+    for job in &list.jobs {
+        table.row([
+            job.id.short(),
+            plain(&job.name).chars().take(32).collect(),
+            style.state(job.state.as_str()),
+            last_cluster(job),
+            job.gpus.to_string(),
+            job.epoch.to_string(),
+            brief(now.saturating_sub(job.submitted_at_ms)),
+            plain(&job.reason).chars().take(60).collect(),
+        ]);
+    }
+    let mut text = if list.jobs.is_empty() { "no jobs\n".to_owned() } else { table.render() };
+    if list.truncated {
+        text.push_str("there are more: raise --limit\n");
+    }
+    if !list.unanswered.is_empty() {
+        let names: Vec<&str> = list.unanswered.iter().map(|n| n.as_str()).collect();
+        text.push_str(&format!("not complete: no answer from {}\n", names.join(", ")));
+    }
+    let code = if args.complete && !list.unanswered.is_empty() { exit::PARTIAL } else { exit::OK };
+    Ok(Reply::new(&list, text).with_code(code))
+}
+
+fn last_cluster(job: &JobDocument) -> String {
+    let last = job.attempts.last().map(|a| &a.cluster);
+    job.cluster.as_ref().or(last).map_or_else(|| "-".into(), ToString::to_string)
+}
+
+/// `starling job ID`
+pub async fn show(asking: &Asking, id: &str) -> CommandResult {
+    let job: JobDocument = asking.client.get(&format!("/v1/jobs/{}", escape(id))).await?;
+    Ok(Reply::new(&job, job_text(asking, &job)))
+}
+
+fn job_text(asking: &Asking, job: &JobDocument) -> String {
+    let style = asking.style;
+    let now = wall_now().0;
+    let age = |at: u64| format!("{} ago", brief(now.saturating_sub(at)));
+    let homes: Vec<&str> = job.homes.iter().map(|h| h.as_str()).collect();
+    let mut rows = vec![
+        ("id", job.id.to_string()),
+        ("name", plain(&job.name)),
+        ("tenant", plain(&job.tenant)),
+        ("state", format!("{}: {}", style.state(job.state.as_str()), plain(&job.reason))),
+        ("needs", format!("{} node(s), {} GPU(s) {}", job.nodes, job.gpus, plain(&job.gpu.join(" or ")))),
+        ("submitted", age(job.submitted_at_ms)),
+        ("homes", homes.join(", ")),
+    ];
+    rows.extend(job.finished_at_ms.map(|at| ("finished", age(at))));
+    rows.extend(job.cancelled_by.as_ref().map(|by| ("cancel", format!("asked by {}", plain(by)))));
+    rows.extend(
+        job.checkpoint.as_ref().map(|c| ("checkpoint", format!("{} (epoch {})", plain(&c.uri), c.epoch))),
+    );
+    let mut text: String =
+        rows.iter().map(|(k, v)| format!("{} {}\n", style.dim(&format!("{k:<11}")), v.trim_end())).collect();
+    if !job.attempts.is_empty() {
+        let mut table = Table::new(style, &["EPOCH", "CLUSTER", "STARTED", "RAN", "OUTCOME"]);
+        for attempt in &job.attempts {
+            table.row(attempt_row(attempt, now));
+        }
+        text.push('\n');
+        text.push_str(&table.render());
+    }
+    text
+}
+
+fn attempt_row(a: &AttemptDocument, now: u64) -> [String; 5] {
+    let ran = a.started_at_ms.map(|from| brief(a.ended_at_ms.unwrap_or(now).saturating_sub(from)));
+    let started = a.started_at_ms.map(|at| format!("{} ago", brief(now.saturating_sub(at))));
+    let dash = || "-".to_owned();
+    let outcome = a.outcome.as_ref().map_or_else(|| "runs".into(), outcome_text);
+    [
+        a.epoch.to_string(),
+        a.cluster.to_string(),
+        started.unwrap_or_else(dash),
+        ran.unwrap_or_else(dash),
+        outcome,
+    ]
+}
+
+fn outcome_text(outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::Exited(code) => format!("exit {code}"),
+        Outcome::Signaled(signal) => format!("signal {signal}"),
+        Outcome::TimedOut => "ran into max_runtime".into(),
+        Outcome::Cancelled => "cancelled".into(),
+        Outcome::Stopped(why) => format!("stopped: {}", plain(why)),
+        Outcome::Lost => "contact lost".into(),
+        Outcome::NotStarted(why) => format!("not started: {}", plain(why)),
+    }
+}
+
+/// `starling cancel ID`
+pub async fn cancel(asking: &Asking, id: &str) -> CommandResult {
+    let path = format!("/v1/jobs/{}/cancel", escape(id));
+    let done: CancelDocument = asking.client.send(Method::POST, &path, None).await?;
+    let text = match done.state {
+        JobState::Cancelled => format!("job {} is cancelled\n", done.id.short()),
+        state => format!(
+            "job {} was {} and will stop: starling wait {}\n",
+            done.id.short(),
+            state.as_str(),
+            done.id.short()
+        ),
+    };
+    Ok(Reply::new(&done, text))
+}
+
+/// `starling wait ID…`
+pub async fn wait(asking: &Asking, args: WaitArgs) -> CommandResult {
+    let deadline = args.timeout.map(|t| Instant::now() + t.to_std());
+    let mut jobs = Vec::new();
+    let mut text = String::new();
+    let mut code = exit::OK;
+    for id in &args.ids {
+        let Some(job) = wait_one(asking, id, deadline).await? else {
+            let left: Vec<&str> = args.ids.iter().skip(jobs.len()).map(String::as_str).collect();
+            let waited = args.timeout.unwrap_or_default();
+            text.push_str(&format!("time is up after {waited}: {} not ended\n", left.join(", ")));
+            return Ok(Reply::new(&json!({ "jobs": jobs, "waiting": left }), text).with_code(exit::UNKNOWN));
+        };
+        text.push_str(&format!(
+            "{} {}: {}\n",
+            job.id.short(),
+            asking.style.state(job.state.as_str()),
+            plain(&job.reason)
+        ));
+        code = code.max(code_of(job.state));
+        jobs.push(job);
+    }
+    Ok(Reply::new(&json!({ "jobs": jobs, "waiting": [] }), text).with_code(code))
+}
+
+/// The job once it has ended; none when the deadline came first. A peer that goes away for a moment
+/// (an upgrade) does not end the wait.
+async fn wait_one(
+    asking: &Asking,
+    id: &str,
+    deadline: Option<Instant>,
+) -> Result<Option<JobDocument>, Failure> {
+    let mut misses = 0;
+    loop {
+        let left = deadline.map(|d| d.saturating_duration_since(Instant::now()).as_millis().max(1));
+        let poll_ms = left.map_or(u128::from(POLL_SECS) * 1_000, |ms| ms.min(u128::from(POLL_SECS) * 1_000));
+        let path = format!("/v1/jobs/{}/wait?timeout={poll_ms}ms", escape(id));
+        let within = Duration::from_secs(POLL_SECS + 30);
+        match asking.client.json::<WaitDocument>(Method::GET, &path, None, &[], within).await {
+            Ok(answer) if answer.done => return Ok(Some(answer.job)),
+            Ok(_) => misses = 0,
+            Err(error @ (ClientFailure::Unreachable(..) | ClientFailure::Broken(..))) if misses >= 20 => {
+                return Err(error.into());
+            }
+            Err(ClientFailure::Broken(..) | ClientFailure::Api(503 | 504, _)) => {
+                misses += 1;
+                tokio::time::sleep(Duration::from_millis(500)).await;
+            }
+            Err(ClientFailure::Unreachable(..)) if misses > 0 => {
+                misses += 1;
+                tokio::time::sleep(Duration::from_millis(500)).await;
+            }
+            Err(error) => return Err(error.into()),
+        }
+        if deadline.is_some_and(|d| Instant::now() >= d) {
+            return Ok(None);
+        }
+    }
+}
+
+/// `starling why ID`
+pub async fn why(asking: &Asking, id: &str) -> CommandResult {
+    let why: WhyDocument = asking.client.get(&format!("/v1/jobs/{}/why", escape(id))).await?;
+    Ok(Reply::new(&why, why_text(asking, &why)))
+}
+
+/// Each cluster with its reasons.
+pub fn why_text(asking: &Asking, why: &WhyDocument) -> String {
+    let style = asking.style;
+    let state = why.state.map_or_else(String::new, |s| format!("{}: ", style.state(s.as_str())));
+    let mut text = format!("{state}{}\n", plain(&why.summary));
+    if let Some(owner) = &why.owner {
+        text.push_str(&style.dim(&format!("driven by {owner}")));
+        text.push('\n');
+    }
+    let mut table = Table::new(style, &["CLUSTER", "NOW", "EVER", "SCORE", "QUEUE", "DATA AGE", "WHY"]);
+    let yes = |b: bool| if b { "yes".to_owned() } else { "no".to_owned() };
+    let dash = || "-".to_owned();
+    for c in &why.clusters {
+        let terms: Vec<String> = c.terms.iter().map(|(k, v)| format!("{} {v:.2}", plain(k))).collect();
+        let words = if c.reasons.is_empty() { terms.join(", ") } else { plain(&c.reasons.join("; ")) };
+        table.row([
+            c.cluster.to_string(),
+            yes(c.fits_now),
+            yes(c.fits_ever),
+            c.score.map_or_else(dash, |s| format!("{s:.2}")),
+            c.queue_place.map_or_else(dash, |place| format!("{place} ahead")),
+            c.report_age_ms.map_or_else(dash, brief),
+            words,
+        ]);
+    }
+    text + &table.render()
+}

@@ -1,0 +1,156 @@
+//! `logs` and `events`: what comes as a stream.
+
+use std::io::Write;
+use std::time::Duration;
+
+use axum::http::Method;
+use serde_json::{Value, json};
+
+use super::args::{EventsArgs, LogsArgs};
+use super::output::plain;
+use super::{Asking, CommandResult, Failure, Reply, exit};
+use crate::surface::api::escape;
+use crate::surface::client::ClientFailure;
+use crate::surface::documents::{EventDocument, JobDocument};
+
+const HEAD_WITHIN: Duration = Duration::from_secs(40);
+/// Between two looks at a job that has no attempt to follow.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// Bytes that `logs --json` collects.
+const JSON_BYTES_MAX: usize = 32 << 20;
+
+fn path(args: &LogsArgs, epoch: Option<u64>, follow: bool) -> String {
+    let mut path = format!("/v1/jobs/{}/logs?follow={follow}", escape(&args.id));
+    let numbers = [("rank", args.rank.map(u64::from)), ("tail", args.tail), ("epoch", epoch)];
+    for (name, value) in numbers {
+        if let Some(value) = value {
+            path.push_str(&format!("&{name}={value}"));
+        }
+    }
+    if let Some(stream) = &args.stream {
+        path.push_str(&format!("&stream={stream}"));
+    }
+    path
+}
+
+/// `starling logs ID`
+pub async fn logs(asking: &Asking, args: LogsArgs) -> CommandResult {
+    if asking.json {
+        return logs_json(asking, &args).await;
+    }
+    if !args.follow {
+        copy(asking, &path(&args, args.epoch, false)).await?;
+        return Ok(Reply::new(&Value::Null, String::new()));
+    }
+    let mut shown: Option<u64> = None;
+    loop {
+        let job: JobDocument = asking.client.get(&format!("/v1/jobs/{}", escape(&args.id))).await?;
+        let newest = job.attempts.last().map(|a| a.epoch);
+        let next = args.epoch.or(newest).filter(|epoch| shown.is_none_or(|s| *epoch > s));
+        if let Some(epoch) = next {
+            if shown.is_some() {
+                let cluster = job.attempts.last().map(|a| a.cluster.to_string()).unwrap_or_default();
+                eprintln!("-- goes on at {cluster}, epoch {epoch}");
+            }
+            match copy(asking, &path(&args, Some(epoch), true)).await {
+                Ok(()) => {}
+                // An attempt may end without a line, or its cluster may be gone: the job itself goes on.
+                Err(Failure::Client(ClientFailure::Broken(..) | ClientFailure::Api(..))) if !job.done => {
+                    eprintln!("-- the logs of epoch {epoch} broke off");
+                }
+                Err(error) => return Err(error),
+            }
+            shown = Some(epoch);
+        } else if job.done || args.epoch.is_some() {
+            return Ok(Reply::new(&Value::Null, String::new()));
+        } else {
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+}
+
+async fn copy(asking: &Asking, path: &str) -> Result<(), Failure> {
+    let mut answer = asking.client.open(Method::GET, path, None, &[], HEAD_WITHIN).await?;
+    let mut out = std::io::stdout();
+    while let Some(chunk) = answer.chunk().await? {
+        // A reader that went away (`| head`) ends it without a word.
+        if out.write_all(&chunk).and_then(|()| out.flush()).is_err() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+async fn logs_json(asking: &Asking, args: &LogsArgs) -> CommandResult {
+    let mut answer =
+        asking.client.open(Method::GET, &path(args, args.epoch, args.follow), None, &[], HEAD_WITHIN).await?;
+    let mut bytes = Vec::new();
+    let mut cut = false;
+    while let Some(chunk) = answer.chunk().await? {
+        if bytes.len() + chunk.len() > JSON_BYTES_MAX {
+            cut = true;
+            break;
+        }
+        bytes.extend_from_slice(&chunk);
+    }
+    let text = String::from_utf8_lossy(&bytes);
+    let lines: Vec<&str> = text.lines().collect();
+    Ok(Reply::new(&json!({ "id": args.id, "lines": lines, "truncated": cut }), String::new()))
+}
+
+/// `starling events`. With `--json` every event is a document on a line of its own.
+pub async fn events(asking: &Asking, args: EventsArgs) -> CommandResult {
+    let mut path = "/v1/events".to_owned();
+    let mut mark = '?';
+    for (name, value) in [("job", &args.job), ("kind", &args.kind)] {
+        if let Some(value) = value {
+            path.push_str(&format!("{mark}{name}={}", escape(value)));
+            mark = '&';
+        }
+    }
+    let mut answer = asking.client.open(Method::GET, &path, None, &[], HEAD_WITHIN).await?;
+    let mut lines = Lines::default();
+    let mut seen = 0;
+    while let Some(chunk) = answer.chunk().await? {
+        for line in lines.push(&chunk) {
+            let Some(data) = line.strip_prefix("data:") else { continue };
+            let Ok(event) = serde_json::from_str::<EventDocument>(data.trim()) else { continue };
+            let mut out = std::io::stdout();
+            let text = if asking.json { data.trim().to_owned() } else { event_text(asking, &event) };
+            seen += 1;
+            if writeln!(out, "{text}").and_then(|()| out.flush()).is_err() || args.count == Some(seen) {
+                return Ok(Reply::new(&Value::Null, String::new()));
+            }
+        }
+    }
+    let end = Reply::new(&Value::Null, String::new());
+    Ok(if args.count.is_some_and(|count| seen < count) { end.with_code(exit::UNREACHABLE) } else { end })
+}
+
+fn event_text(asking: &Asking, event: &EventDocument) -> String {
+    let job = event.job.map_or_else(|| " ".repeat(8), |job| job.short());
+    format!("{} {job} {}", asking.style.bold(&format!("{:<20}", plain(&event.kind))), plain(&event.text))
+}
+
+/// Whole lines out of pieces; a line that never ends is dropped.
+#[derive(Default)]
+pub(super) struct Lines {
+    rest: Vec<u8>,
+}
+
+impl Lines {
+    const MAX: usize = 256 * 1024;
+
+    pub fn push(&mut self, bytes: &[u8]) -> Vec<String> {
+        self.rest.extend_from_slice(bytes);
+        let mut out = Vec::new();
+        while let Some(at) = self.rest.iter().position(|b| *b == b'\n') {
+            let line: Vec<u8> = self.rest.drain(..=at).collect();
+            out.push(String::from_utf8_lossy(&line).trim_end().to_owned());
+        }
+        if self.rest.len() > Self::MAX {
+            self.rest.clear();
+        }
+        out
+    }
+}

@@ -1,0 +1,140 @@
+//! `submit` and `run`.
+
+use std::io::Read;
+use std::path::Path;
+use std::time::Duration;
+
+use axum::http::Method;
+use serde_json::{Map, Value, json};
+
+use super::args::{LogsArgs, RunArgs, SubmitArgs, WaitArgs};
+use super::{Asking, CommandResult, Failure, Reply, exit, jobs, logs};
+use crate::model::spec::limits::DOCUMENT_BYTES_MAX;
+use crate::surface::documents::{SubmitDocument, WhyDocument};
+
+/// A submission may wait for a majority of homes.
+const SUBMIT_WITHIN: Duration = Duration::from_secs(40);
+
+/// What to do with a job once it is taken.
+struct After {
+    key: Option<String>,
+    dry_run: bool,
+    wait: bool,
+    follow: bool,
+}
+
+/// `starling submit FILE`
+pub async fn submit(asking: &Asking, args: SubmitArgs) -> CommandResult {
+    let document = read(&args.file)?;
+    let after = After { key: args.key, dry_run: args.dry_run, wait: args.wait, follow: args.follow };
+    send(asking, document, after).await
+}
+
+/// `starling run -- CMD…`
+pub async fn run(asking: &Asking, args: RunArgs) -> CommandResult {
+    let document = document(&args).to_string().into_bytes();
+    let after = After { key: args.key, dry_run: args.dry_run, wait: args.wait, follow: args.follow };
+    send(asking, document, after).await
+}
+
+fn read(file: &Path) -> Result<Vec<u8>, Failure> {
+    let fault = |e: std::io::Error| {
+        Failure::usage(
+            format!("{}: {e}", file.display()),
+            "name a job file that can be read, or - for standard input",
+        )
+    };
+    let mut bytes = Vec::new();
+    let limit = DOCUMENT_BYTES_MAX as u64 + 1;
+    if file == Path::new("-") {
+        std::io::stdin().lock().take(limit).read_to_end(&mut bytes).map_err(fault)?;
+    } else {
+        std::fs::File::open(file).and_then(|f| f.take(limit).read_to_end(&mut bytes)).map_err(fault)?;
+    }
+    if bytes.len() > DOCUMENT_BYTES_MAX {
+        let text = format!("{} has more than {DOCUMENT_BYTES_MAX} bytes", file.display());
+        return Err(Failure::usage(text, "keep files out of the job: put them where it can read them"));
+    }
+    Ok(bytes)
+}
+
+/// The job document of an ad hoc command.
+pub fn document(args: &RunArgs) -> Value {
+    let mut resources = Map::new();
+    let mut job = Map::new();
+    fn put(map: &mut Map<String, Value>, key: &str, value: Option<Value>) {
+        if let Some(value) = value {
+            map.insert(key.to_owned(), value);
+        }
+    }
+    fn list(items: &[String]) -> Option<Value> {
+        (!items.is_empty()).then(|| json!(items))
+    }
+    put(&mut resources, "gpus", args.gpus.map(Value::from));
+    put(&mut resources, "gpu", list(&args.gpu));
+    put(&mut resources, "cpus", args.cpus.clone().map(Value::from));
+    put(&mut resources, "memory", args.memory.clone().map(Value::from));
+    put(&mut job, "name", Some(args.name.clone().unwrap_or_else(|| name_of(&args.command)).into()));
+    put(&mut job, "tenant", args.tenant.clone().map(Value::from));
+    put(&mut job, "nodes", args.nodes.map(Value::from));
+    let priority = args.priority.as_ref().map(|p| p.parse::<u8>().map_or_else(|_| json!(p), |n| json!(n)));
+    put(&mut job, "priority", priority);
+    put(&mut job, "image", args.image.clone().map(Value::from));
+    put(&mut job, "max_runtime", args.max_runtime.clone().map(Value::from));
+    put(&mut job, "retries", args.retries.map(Value::from));
+    put(&mut job, "checkpoint", args.checkpoint.as_ref().map(|path| json!({ "path": path })));
+    put(&mut job, "placement", list(&args.region).map(|regions| json!({ "regions": regions })));
+    put(&mut job, "resources", (!resources.is_empty()).then_some(Value::Object(resources)));
+    let env: Map<String, Value> = args.env.iter().map(|(k, v)| (k.clone(), json!(v))).collect();
+    put(&mut job, "env", (!env.is_empty()).then_some(Value::Object(env)));
+    put(&mut job, "run", Some(json!(args.command)));
+    Value::Object(job)
+}
+
+/// A name from the program's, in the alphabet of names.
+fn name_of(command: &[String]) -> String {
+    let program = command.first().map(String::as_str).unwrap_or_default();
+    let base = program.rsplit('/').next().unwrap_or_default();
+    let name: String =
+        base.chars().filter(|c| c.is_ascii_alphanumeric() || "._-".contains(*c)).take(64).collect();
+    if name.starts_with(|c: char| c.is_ascii_alphanumeric()) { name } else { "run".into() }
+}
+
+async fn send(asking: &Asking, document: Vec<u8>, after: After) -> CommandResult {
+    let kind = if document.first() == Some(&b'{') { "application/json" } else { "application/yaml" };
+    let payload = Some((kind, document));
+    if after.dry_run {
+        let why: WhyDocument = asking.client.send(Method::POST, "/v1/jobs?dry_run=true", payload).await?;
+        return Ok(Reply::new(&why, jobs::why_text(asking, &why)));
+    }
+    let headers: Vec<_> = after.key.into_iter().map(|key| ("idempotency-key", key)).collect();
+    let taken: SubmitDocument =
+        asking.client.json(Method::POST, "/v1/jobs", payload, &headers, SUBMIT_WITHIN).await?;
+    let id = taken.id.to_string();
+    if after.follow && !asking.json {
+        eprintln!("job {id}");
+        let args =
+            LogsArgs { id: id.clone(), follow: true, rank: None, stream: None, tail: None, epoch: None };
+        logs::logs(asking, args).await?;
+    } else if !after.wait && !after.follow {
+        return Ok(Reply::new(&taken, text(asking, &taken)));
+    }
+    jobs::wait(asking, WaitArgs { ids: vec![id], timeout: None }).await
+}
+
+fn text(asking: &Asking, taken: &SubmitDocument) -> String {
+    let homes: Vec<&str> = taken.homes.iter().map(|h| h.as_str()).collect();
+    let verb = if taken.existed { "was there already under this key" } else { "is held by" };
+    let head = if taken.existed {
+        format!("job {} {verb}\n", asking.style.bold(&taken.id.to_string()))
+    } else {
+        format!("job {} {verb} {}\n", asking.style.bold(&taken.id.to_string()), homes.join(", "))
+    };
+    let hints: String = taken.hints.iter().map(|hint| format!("  {hint}\n")).collect();
+    head + &asking.style.dim("next:") + "\n" + &hints
+}
+
+/// The exit code of a job that has ended.
+pub fn code_of(state: crate::model::JobState) -> u8 {
+    if state == crate::model::JobState::Succeeded { exit::OK } else { exit::JOB_FAILED }
+}

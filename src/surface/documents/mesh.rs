@@ -1,0 +1,242 @@
+//! Documents about clusters, links, members and the peer.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::base::PeerName;
+use crate::model::QueueReport;
+use crate::model::report::{MemberView, NodeCapacity};
+
+/// GPUs of one model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct GpuCount {
+    /// In all.
+    pub total: u64,
+    /// Free.
+    pub free: u64,
+    /// Held by grants that nobody took yet.
+    pub reserved: u64,
+}
+
+/// A cluster as the answering peer sees it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ClusterDocument {
+    /// Its name, which is its peer's.
+    pub name: PeerName,
+    /// `alive`, `suspect`, `lost`.
+    pub liveness: String,
+    /// Takes no new attempts.
+    pub draining: bool,
+    /// Stores records only.
+    pub witness: bool,
+    /// Why it takes no work, if it does not.
+    pub closed: Option<String>,
+    /// `local`, `slurm`…
+    pub backend: String,
+    /// Region.
+    pub region: String,
+    /// Zone.
+    pub zone: String,
+    /// Labels.
+    pub labels: BTreeMap<String, String>,
+    /// USD per GPU hour.
+    pub price_usd: f64,
+    /// Power usage effectiveness.
+    pub pue: f64,
+    /// `podman`, `docker` or none.
+    pub container_runtime: Option<String>,
+    /// GPUs by model.
+    pub gpus: BTreeMap<String, GpuCount>,
+    /// Some node was declared, not found: its GPUs are virtual.
+    pub declared: bool,
+    /// Free CPU, thousandths of cores.
+    pub cpus_free_milli: u64,
+    /// Free memory, bytes.
+    pub memory_free_bytes: u64,
+    /// Attempts that run.
+    pub running: u32,
+    /// Claims that wait.
+    pub queued: u32,
+    /// GPUs they ask for.
+    pub queued_gpus: u64,
+    /// CPU use, 0 to 1.
+    pub cpu_use: Option<f64>,
+    /// GPU use, 0 to 1, where it can be measured.
+    pub gpu_use: Option<f64>,
+    /// The peer says that it reaches nobody.
+    pub isolated: bool,
+    /// Version of its binary.
+    pub version: Option<String>,
+    /// How long ago anything of it was last heard; none where nothing ever was.
+    pub age_ms: Option<u64>,
+    /// Node groups.
+    pub nodes: Vec<NodeCapacity>,
+}
+
+impl ClusterDocument {
+    /// The document of one member; `age_ms` is given by whoever has the clock.
+    pub fn new(member: &MemberView, age_ms: Option<u64>) -> Self {
+        let report = member.report.as_ref();
+        let capacity = report.and_then(|r| r.capacity.as_ref());
+        let queue = report.and_then(|r| r.queue.as_ref());
+        let health = report.and_then(|r| r.health.as_ref());
+        Self {
+            name: member.peer.clone(),
+            liveness: member.liveness.as_str().to_owned(),
+            draining: member.draining,
+            witness: member.witness,
+            closed: queue.and_then(|q| q.closed.clone()),
+            backend: capacity.map(|c| c.backend.clone()).unwrap_or_default(),
+            region: capacity.map(|c| c.region.clone()).unwrap_or_default(),
+            zone: capacity.map(|c| c.zone.clone()).unwrap_or_default(),
+            labels: capacity.map(|c| c.labels.clone()).unwrap_or_default(),
+            price_usd: capacity.map_or(0.0, |c| c.price_milli as f64 / 1e3),
+            pue: capacity.map_or(0.0, |c| f64::from(c.pue_milli) / 1e3),
+            container_runtime: capacity.and_then(|c| c.container_runtime.clone()),
+            gpus: queue.map(gpu_counts).unwrap_or_default(),
+            declared: capacity.is_some_and(|c| c.nodes.iter().any(|n| n.declared)),
+            cpus_free_milli: queue.map_or(0, |q| q.cpus_free.0),
+            memory_free_bytes: queue.map_or(0, |q| q.memory_free.0),
+            running: queue.map_or(0, |q| q.running),
+            queued: queue.map_or(0, |q| q.queued),
+            queued_gpus: queue.map_or(0, |q| q.queued_gpus),
+            cpu_use: health.map(|h| f64::from(h.cpu_milli) / 1e3),
+            gpu_use: health.and_then(|h| h.gpu_milli).map(|g| f64::from(g) / 1e3),
+            isolated: health.is_some_and(|h| h.isolated),
+            version: report.and_then(|r| r.build.as_ref()).map(|b| b.version.clone()),
+            age_ms,
+            nodes: capacity.map(|c| c.nodes.clone()).unwrap_or_default(),
+        }
+    }
+}
+
+fn gpu_counts(queue: &QueueReport) -> BTreeMap<String, GpuCount> {
+    let count = |of: &BTreeMap<String, u32>, model: &str| u64::from(of.get(model).copied().unwrap_or(0));
+    let row = |model: &String| GpuCount {
+        total: count(&queue.gpus_total, model),
+        free: count(&queue.gpus_free, model),
+        reserved: count(&queue.gpus_reserved, model),
+    };
+    queue.gpus_total.keys().map(|model| (model.clone(), row(model))).collect()
+}
+
+/// Clusters as one peer sees them.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct ClusterList {
+    /// By name.
+    pub clusters: Vec<ClusterDocument>,
+    /// The answering peer reaches nobody: everything else here is old.
+    pub isolated: bool,
+}
+
+/// One direction of a link, as its first end measured it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LinkDocument {
+    /// Who measured.
+    pub from: PeerName,
+    /// The other end.
+    pub to: PeerName,
+    /// Smallest round trip seen lately.
+    pub rtt_ms: f64,
+    /// Lost packets, 0 to 1.
+    pub loss: f64,
+    /// Measured throughput, bits per second.
+    pub bandwidth_bps: Option<u64>,
+    /// How old the throughput is.
+    pub bandwidth_age_ms: Option<u64>,
+    /// How old RTT and loss are.
+    pub age_ms: u64,
+    /// A direct connection stands.
+    pub direct: bool,
+}
+
+/// The links matrix.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct LinkList {
+    /// Both directions of every pair that was measured.
+    pub links: Vec<LinkDocument>,
+}
+
+/// A level of the tree view: pool, region or cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct ViewNode {
+    /// Name at this level.
+    pub name: String,
+    /// `pool`, `region`, `cluster`.
+    pub level: String,
+    /// GPUs by model, summed over what is alive below.
+    pub gpus: BTreeMap<String, GpuCount>,
+    /// Attempts that run.
+    pub running: u64,
+    /// Claims that wait.
+    pub queued: u64,
+    /// For a cluster: how alive it looks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub liveness: Option<String>,
+    /// What is below.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub children: Vec<ViewNode>,
+}
+
+/// The tree view.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct ViewDocument {
+    /// Pools (label `pool`, else `default`), in them regions, in them clusters.
+    pub pools: Vec<ViewNode>,
+}
+
+/// One member.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemberDocument {
+    /// Name.
+    pub name: PeerName,
+    /// How alive it looks from here.
+    pub liveness: String,
+    /// No longer a member.
+    pub removed: bool,
+    /// Stores records only.
+    pub witness: bool,
+    /// Addresses it is reached at.
+    pub addresses: Vec<String>,
+    /// Its disk.
+    pub store: String,
+}
+
+/// The member list.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct MemberList {
+    /// By name.
+    pub members: Vec<MemberDocument>,
+}
+
+/// A peer about itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerDocument {
+    /// Name.
+    pub name: PeerName,
+    /// Mesh id.
+    pub mesh: String,
+    /// Its disk.
+    pub store: String,
+    /// Starts of this store.
+    pub boot: u64,
+    /// Where QUIC listens.
+    pub listen: String,
+    /// Where the API listens on TCP.
+    pub api: Option<String>,
+    /// Version.
+    pub version: String,
+    /// Certificate's begin.
+    pub certificate_from_ms: u64,
+    /// Certificate's end.
+    pub certificate_until_ms: u64,
+    /// When the process started.
+    pub started_at_ms: u64,
+    /// Takes no new attempts.
+    pub draining: bool,
+    /// Reaches no other member.
+    pub isolated: bool,
+    /// Members by liveness.
+    pub members: BTreeMap<String, u64>,
+}
