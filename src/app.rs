@@ -1,5 +1,6 @@
 //! The sole place that wires the layers: a peer from its settings, and its orderly end.
 
+pub mod command;
 mod node;
 mod open;
 mod settings;
@@ -219,6 +220,9 @@ fn backend(settings: &Settings, name: &crate::base::PeerName) -> anyhow::Result<
     config.declared = settings.nodes.clone();
     config.logs = settings.logs;
     config.cgroups = settings.cgroups;
+    config.notice = settings.notice;
+    config.attempts_kept = settings.attempts_kept;
+    config.container_runtime.clone_from(&settings.container_runtime);
     config.canonical_gpu = |name: &str, memory: Bytes| gpu::canonical_measured(name, memory).ok();
     Ok(LocalBackend::new(config)?)
 }

@@ -6,6 +6,5 @@ use starling::backends::local::guard;
 use starling::surface::cli::{self, Wiring};
 
 fn main() -> ExitCode {
-    // SEAM(app): `up`, `demo`, `replay` and `chaos` are given by `app`.
-    cli::main(Wiring { guard: guard::main, ..Wiring::default() })
+    cli::main(Wiring { guard: guard::main, up: starling::app::command::main, ..Wiring::default() })
 }

@@ -69,6 +69,16 @@ pub struct Settings {
     pub disk_reserve: Bytes,
     /// Logs kept.
     pub logs: LogLimits,
+    /// Ended attempts whose logs are kept.
+    pub attempts_kept: usize,
+    /// Grace of jobs that say none.
+    pub grace: Span,
+    /// Between notice and kill of an attempt that is stopped.
+    pub notice: Span,
+    /// Share of a link that probes may use, thousandths.
+    pub probe_share_milli: u32,
+    /// Program that runs images; none means podman or docker from PATH.
+    pub container_runtime: Option<PathBuf>,
     /// Use cgroups where the system allows.
     pub cgroups: bool,
     /// Gossip while things change, and when quiet.
@@ -113,6 +123,11 @@ impl Settings {
             jobs_max: 1_000_000,
             disk_reserve: Bytes::mib(256),
             logs: LogLimits::default(),
+            attempts_kept: 1_000,
+            grace: Span::secs(120),
+            notice: Span::secs(30),
+            probe_share_milli: 5,
+            container_runtime: None,
             cgroups: true,
             gossip: (Duration::from_millis(200), Duration::from_secs(1)),
             liveness: Rules::default(),
@@ -137,6 +152,7 @@ impl Settings {
     pub(super) fn net(&self, opened: &Opened) -> NetConfig {
         let mut config = NetConfig::new(opened.listen, opened.store.id(), opened.store.boot());
         config.probe_every = self.probe_every;
+        config.probe_share_milli = self.probe_share_milli;
         config
     }
 }

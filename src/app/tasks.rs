@@ -95,6 +95,10 @@ pub async fn incoming(core: CoreHandle, mesh: Mesh, router: Router, mut incoming
         };
         match next {
             None => break,
+            // A valid certificate of somebody whom no list names yet (or any more) is not enough here.
+            Some(Incoming::Core { from, .. }) if mesh.members().list().member(&from).is_none() => {
+                tracing::debug!(%from, "not on the member list: messages dropped");
+            }
             Some(Incoming::Core { from, messages, .. }) => {
                 for message in messages {
                     core.input(Input::Message { from: from.clone(), message }).await;

@@ -1,0 +1,172 @@
+//! `starling up`: settings from file and flags, then a peer until it is told to stop.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::process::ExitCode;
+
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::{OnShutdown, OpenError, Settings, UpError, Wish};
+use crate::model::config::{Config, ShutdownJobs};
+use crate::runtime::store::StoreError;
+use crate::surface::cli::{UpArgs, state_folder};
+
+/// Exit codes of `up`, beyond those of every command (docs/reference/cli.md).
+const EXIT_CONFIG: u8 = 2;
+const EXIT_REFUSED: u8 = 5;
+const EXIT_FAULT: u8 = 70;
+const EXIT_DISK: u8 = 74;
+
+/// Runs a peer until SIGTERM or SIGINT.
+pub fn main(args: UpArgs) -> ExitCode {
+    let settings = match settings(args) {
+        Ok(settings) => settings,
+        Err(why) => {
+            eprint!("{why}");
+            return ExitCode::from(EXIT_CONFIG);
+        }
+    };
+    log();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("starling: cannot start threads: {error}");
+            return ExitCode::from(EXIT_FAULT);
+        }
+    };
+    match runtime.block_on(serve(settings)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("starling: {error}");
+            ExitCode::from(code(&error))
+        }
+    }
+}
+
+fn code(error: &UpError) -> u8 {
+    match error {
+        UpError::Store(_) | UpError::Open(OpenError::Store(StoreError::NoSpace { .. } | StoreError::Io { .. })) => EXIT_DISK,
+        UpError::Open(_) => EXIT_REFUSED,
+        _ => EXIT_FAULT,
+    }
+}
+
+async fn serve(settings: Settings) -> Result<(), UpError> {
+    let fault = |e: std::io::Error| UpError::Backend("signals", e.into());
+    let (mut term, mut int) = (signal(SignalKind::terminate()).map_err(fault)?, signal(SignalKind::interrupt()).map_err(fault)?);
+    let socket = settings.socket();
+    let running = super::up(settings).await?;
+    let about = crate::runtime::PeerHandle::about(&*running.node);
+    eprintln!("starling {}: peer {} of mesh {} is up", about.version, about.name, &about.mesh[..8]);
+    eprintln!("  peers    {} (QUIC)", running.quic);
+    eprintln!("  API      unix:{}{}", socket.display(), running.api.map(|a| format!(", {a}")).unwrap_or_default());
+    eprintln!("  next     starling clusters   |   starling token create   |   starling submit FILE");
+    running
+        .run(async move {
+            tokio::select! {
+                _ = term.recv() => tracing::info!("SIGTERM: stopping"),
+                _ = int.recv() => tracing::info!("SIGINT: stopping"),
+            }
+        })
+        .await
+}
+
+/// Log lines to standard error: `RUST_LOG` as usual, warnings by default.
+fn log() {
+    use std::io::IsTerminal;
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn,chitchat=error".into());
+    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // A subscriber may be set already where this is called from a test.
+    let _ = subscriber.with_ansi(std::io::stderr().is_terminal()).try_init();
+}
+
+/// Flags come before the file, the file before the defaults. Without a file the peer listens on loopback
+/// only, unless a flag says otherwise.
+fn settings(args: UpArgs) -> Result<Settings, String> {
+    let config = match &args.config {
+        None => Config { listen: SocketAddr::from(([127, 0, 0, 1], 0)), ..Config::default() },
+        Some(file) => {
+            let text = std::fs::read_to_string(file).map_err(|e| format!("starling: {}: {e}\n", file.display()))?;
+            Config::check(&text).map_err(|list| list.iter().map(|m| format!("{}: {m}\n", file.display())).collect::<String>())?
+        }
+    };
+    let given_state = args.state.clone().or_else(|| config.state.clone());
+    let mut settings = Settings::new(state_folder(given_state.as_deref()));
+    take_config(&mut settings, &config, args.config.is_some());
+    settings.wish = Wish { name: args.name.or(config.name), join: args.join.as_deref().map(join).transpose()? };
+    settings.listen = args.listen.unwrap_or(settings.listen);
+    settings.api = args.api.or(args.api_tls).or(settings.api);
+    if !args.advertise.is_empty() {
+        settings.advertise = args.advertise;
+    }
+    settings.region = args.region.unwrap_or(settings.region);
+    settings.zone = args.zone.unwrap_or(settings.zone);
+    settings.witness |= args.witness;
+    settings.labels.extend(args.labels);
+    Ok(settings)
+}
+
+fn take_config(settings: &mut Settings, config: &Config, from_file: bool) {
+    settings.listen = config.listen;
+    settings.advertise.clone_from(&config.advertise);
+    settings.api = config.api.listen.filter(|_| from_file);
+    settings.unix.clone_from(&config.api.unix);
+    settings.region.clone_from(&config.region);
+    settings.zone.clone_from(&config.zone);
+    settings.labels.clone_from(&config.labels);
+    (settings.price_milli, settings.pue_milli) = (config.price_milli, config.pue_milli);
+    settings.nodes.clone_from(&config.nodes);
+    (settings.witness, settings.replicas) = (config.witness, config.replicas);
+    let limits = &config.limits;
+    (settings.jobs_max, settings.claims, settings.disk_reserve) = (limits.jobs, limits.claims, limits.disk_reserve);
+    (settings.logs.file_bytes, settings.logs.files) = (limits.log_bytes, limits.log_files);
+    settings.attempts_kept = limits.attempts_kept;
+    let timing = &config.timing;
+    (settings.renew_every, settings.rho_milli, settings.margin) = (timing.renew_every, timing.rho_milli, timing.margin);
+    settings.grace = timing.grace;
+    settings.grant_for = timing.grant_for;
+    settings.gossip = (timing.gossip_interval_busy.to_std(), timing.gossip_interval.to_std());
+    settings.probe_every = timing.probe_every.unwrap_or_default();
+    settings.probe_share_milli = timing.probe_share_milli;
+    settings.on_shutdown = match config.shutdown.jobs {
+        ShutdownJobs::Leave => OnShutdown::Leave,
+        ShutdownJobs::Move => OnShutdown::Move,
+    };
+    (settings.shutdown_deadline, settings.notice) = (config.shutdown.deadline, config.shutdown.notice);
+    settings.certificate_lifetime = config.certificate.lifetime;
+    settings.container_runtime.clone_from(&config.local.container_runtime);
+    settings.cgroups = config.local.cgroups;
+}
+
+/// `TOKEN@HOST:PORT`.
+fn join(text: &str) -> Result<(String, SocketAddr), String> {
+    let wrong = || "starling: --join wants TOKEN@HOST:PORT, as `starling token create` printed it\n".to_owned();
+    let (token, address) = text.split_once('@').ok_or_else(wrong)?;
+    let resolved = address.to_socket_addrs().map_err(|e| format!("starling: --join: {address}: {e}\n"))?.next();
+    Ok((token.to_owned(), resolved.ok_or_else(wrong)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_join_text_is_taken_apart() {
+        assert_eq!(join("stl1-x@127.0.0.1:7").map(|(t, a)| (t, a.port())), Ok(("stl1-x".into(), 7)));
+        for bad in ["", "stl1-x", "@", "stl1-x@", "stl1-x@nowhere", "stl1-x@127.0.0.1:99999"] {
+            assert!(join(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn flags_come_before_the_file() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("starling.toml");
+        std::fs::write(&file, "region = \"eu\"\nlisten = \"127.0.0.1:0\"\nwitness = true\n").expect("written");
+        let args = UpArgs { config: Some(file.clone()), region: Some("us".into()), ..UpArgs::default() };
+        let settings = settings(args).expect("settings");
+        assert_eq!((settings.region.as_str(), settings.witness), ("us", true));
+        std::fs::write(&file, "regoin = \"eu\"\n").expect("written");
+        let wrong = super::settings(UpArgs { config: Some(file), ..UpArgs::default() }).expect_err("a mistake");
+        assert!(wrong.contains("regoin"), "{wrong}");
+    }
+}
