@@ -25,15 +25,15 @@ use crate::core::{CoreConfig, Input, Now, Peer};
 use crate::model::gpu;
 use crate::model::report::{BuildReport, CapacityReport, Liveness};
 use crate::runtime::driver::{self, DriverParts};
-use crate::runtime::gossip::GossipConfig;
 use crate::runtime::gossip::Facet;
+use crate::runtime::gossip::GossipConfig;
 use crate::runtime::handle::PeerHandle;
 use crate::runtime::mesh::{Mesh, MeshConfig, MeshParts};
 use crate::runtime::store::StoreError;
 use crate::runtime::tokens::{IssuerParts, TokenBook, TokenIssuer};
 use crate::surface::serve::{self, ApiListeners};
-use crate::transport::codec::WIRE;
 use crate::transport::Net;
+use crate::transport::codec::WIRE;
 
 /// Why a peer did not start or did not go on. What is on disk is as it was last synced.
 #[derive(Debug, thiserror::Error)]
@@ -88,7 +88,8 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
     let name = identity.name().clone();
     let clocks: Arc<dyn Fn() -> Now + Send + Sync> = Arc::new(now);
 
-    let (net, incoming) = Net::bind(settings.net(&opened), identity.clone(), opened.roster.clone(), opened.roster.clone())?;
+    let (net, incoming) =
+        Net::bind(settings.net(&opened), identity.clone(), opened.roster.clone(), opened.roster.clone())?;
     let quic = net.local_addr();
     open::announce(&settings, &opened, quic).await?;
 
@@ -106,7 +107,8 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
     };
     let mesh = Mesh::start(mesh_config, parts, &tracker, cancel.clone());
     let book = TokenBook::load(opened.kv.clone(), now()).map_err(|e| OpenError::Rows(e.to_string()))?;
-    let issuer_parts = IssuerParts { identity: identity.clone(), members: members.clone(), book, now: clocks.clone() };
+    let issuer_parts =
+        IssuerParts { identity: identity.clone(), members: members.clone(), book, now: clocks.clone() };
     let issuer = Arc::new(TokenIssuer::new(issuer_parts));
     net.set_join_handler(Some(issuer.clone()));
 
@@ -134,7 +136,14 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
     let core = Peer::recover(core_config, &opened.image, now())?;
     let (backend_work, work) = mpsc::channel(4_096);
     let outlet = Arc::new(tasks::MeshOutlet { net: net.clone(), mesh: mesh.clone() });
-    let parts = DriverParts { core, name: name.clone(), store: store.clone(), outlet, now: clocks, backend: backend_work };
+    let parts = DriverParts {
+        core,
+        name: name.clone(),
+        store: store.clone(),
+        outlet,
+        now: clocks,
+        backend: backend_work,
+    };
     let (core, failure) = driver::start(parts, &tracker, cancel.clone());
 
     tracker.spawn(tasks::backend_work(backend.clone(), work));
@@ -160,7 +169,9 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
 
     let api_listener = match settings.api {
         None => None,
-        Some(address) => Some(TcpListener::bind(address).await.map_err(|e| UpError::Api(address.to_string(), e))?),
+        Some(address) => {
+            Some(TcpListener::bind(address).await.map_err(|e| UpError::Api(address.to_string(), e))?)
+        }
     };
     let api = api_listener.as_ref().and_then(|l| l.local_addr().ok());
     let node = Arc::new(Node::new(node::NodeParts {
@@ -177,7 +188,8 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
     }));
     let router = crate::surface::api::router(node.clone());
     tracker.spawn(tasks::incoming(core.clone(), mesh.clone(), router.clone(), incoming, cancel.clone()));
-    let health = tasks::Health { core, mesh, store, backend: backend.clone(), reserve: settings.disk_reserve };
+    let health =
+        tasks::Health { core, mesh, store, backend: backend.clone(), reserve: settings.disk_reserve };
     tracker.spawn(health.run(cancel.clone()));
     // Adoption ends before users are served: what ran before is accounted for first.
     backend.adopt(events).await.map_err(|e| UpError::Backend("local", e))?;
@@ -199,7 +211,8 @@ fn listeners(settings: &Settings, tcp: Option<TcpListener>) -> Result<ApiListene
     let mut listeners = ApiListeners { unix: Some(unix), ..ApiListeners::default() };
     if let Some(tcp) = tcp {
         let path = settings.state.join("api.token");
-        let token = serve::load_or_create_token(&path).map_err(|e| UpError::Api(path.display().to_string(), e))?;
+        let token =
+            serve::load_or_create_token(&path).map_err(|e| UpError::Api(path.display().to_string(), e))?;
         let local = tcp.local_addr().is_ok_and(|a| a.ip().is_loopback());
         if local {
             listeners.loopback = Some((tcp, token));

@@ -44,7 +44,8 @@ pub fn main(args: UpArgs) -> ExitCode {
 
 fn code(error: &UpError) -> u8 {
     match error {
-        UpError::Store(_) | UpError::Open(OpenError::Store(StoreError::NoSpace { .. } | StoreError::Io { .. })) => EXIT_DISK,
+        UpError::Store(_)
+        | UpError::Open(OpenError::Store(StoreError::NoSpace { .. } | StoreError::Io { .. })) => EXIT_DISK,
         UpError::Open(_) => EXIT_REFUSED,
         _ => EXIT_FAULT,
     }
@@ -52,13 +53,18 @@ fn code(error: &UpError) -> u8 {
 
 async fn serve(settings: Settings) -> Result<(), UpError> {
     let fault = |e: std::io::Error| UpError::Backend("signals", e.into());
-    let (mut term, mut int) = (signal(SignalKind::terminate()).map_err(fault)?, signal(SignalKind::interrupt()).map_err(fault)?);
+    let (mut term, mut int) =
+        (signal(SignalKind::terminate()).map_err(fault)?, signal(SignalKind::interrupt()).map_err(fault)?);
     let socket = settings.socket();
     let running = super::up(settings).await?;
     let about = crate::runtime::PeerHandle::about(&*running.node);
     eprintln!("starling {}: peer {} of mesh {} is up", about.version, about.name, &about.mesh[..8]);
     eprintln!("  peers    {} (QUIC)", running.quic);
-    eprintln!("  API      unix:{}{}", socket.display(), running.api.map(|a| format!(", {a}")).unwrap_or_default());
+    eprintln!(
+        "  API      unix:{}{}",
+        socket.display(),
+        running.api.map(|a| format!(", {a}")).unwrap_or_default()
+    );
     eprintln!("  next     starling clusters   |   starling token create   |   starling submit FILE");
     running
         .run(async move {
@@ -73,7 +79,8 @@ async fn serve(settings: Settings) -> Result<(), UpError> {
 /// Log lines to standard error: `RUST_LOG` as usual, warnings by default.
 fn log() {
     use std::io::IsTerminal;
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn,chitchat=error".into());
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| "warn,chitchat=error".into());
     let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     // A subscriber may be set already where this is called from a test.
     let _ = subscriber.with_ansi(std::io::stderr().is_terminal()).try_init();
@@ -85,14 +92,18 @@ fn settings(args: UpArgs) -> Result<Settings, String> {
     let config = match &args.config {
         None => Config { listen: SocketAddr::from(([127, 0, 0, 1], 0)), ..Config::default() },
         Some(file) => {
-            let text = std::fs::read_to_string(file).map_err(|e| format!("starling: {}: {e}\n", file.display()))?;
-            Config::check(&text).map_err(|list| list.iter().map(|m| format!("{}: {m}\n", file.display())).collect::<String>())?
+            let text =
+                std::fs::read_to_string(file).map_err(|e| format!("starling: {}: {e}\n", file.display()))?;
+            Config::check(&text).map_err(|list| {
+                list.iter().map(|m| format!("{}: {m}\n", file.display())).collect::<String>()
+            })?
         }
     };
     let given_state = args.state.clone().or_else(|| config.state.clone());
     let mut settings = Settings::new(state_folder(given_state.as_deref()));
     take_config(&mut settings, &config, args.config.is_some());
-    settings.wish = Wish { name: args.name.or(config.name), join: args.join.as_deref().map(join).transpose()? };
+    settings.wish =
+        Wish { name: args.name.or(config.name), join: args.join.as_deref().map(join).transpose()? };
     settings.listen = args.listen.unwrap_or(settings.listen);
     settings.api = args.api.or(args.api_tls).or(settings.api);
     if !args.advertise.is_empty() {
@@ -117,11 +128,13 @@ fn take_config(settings: &mut Settings, config: &Config, from_file: bool) {
     settings.nodes.clone_from(&config.nodes);
     (settings.witness, settings.replicas) = (config.witness, config.replicas);
     let limits = &config.limits;
-    (settings.jobs_max, settings.claims, settings.disk_reserve) = (limits.jobs, limits.claims, limits.disk_reserve);
+    (settings.jobs_max, settings.claims, settings.disk_reserve) =
+        (limits.jobs, limits.claims, limits.disk_reserve);
     (settings.logs.file_bytes, settings.logs.files) = (limits.log_bytes, limits.log_files);
     settings.attempts_kept = limits.attempts_kept;
     let timing = &config.timing;
-    (settings.renew_every, settings.rho_milli, settings.margin) = (timing.renew_every, timing.rho_milli, timing.margin);
+    (settings.renew_every, settings.rho_milli, settings.margin) =
+        (timing.renew_every, timing.rho_milli, timing.margin);
     settings.grace = timing.grace;
     settings.grant_for = timing.grant_for;
     settings.gossip = (timing.gossip_interval_busy.to_std(), timing.gossip_interval.to_std());
@@ -139,9 +152,11 @@ fn take_config(settings: &mut Settings, config: &Config, from_file: bool) {
 
 /// `TOKEN@HOST:PORT`.
 fn join(text: &str) -> Result<(String, SocketAddr), String> {
-    let wrong = || "starling: --join wants TOKEN@HOST:PORT, as `starling token create` printed it\n".to_owned();
+    let wrong =
+        || "starling: --join wants TOKEN@HOST:PORT, as `starling token create` printed it\n".to_owned();
     let (token, address) = text.split_once('@').ok_or_else(wrong)?;
-    let resolved = address.to_socket_addrs().map_err(|e| format!("starling: --join: {address}: {e}\n"))?.next();
+    let resolved =
+        address.to_socket_addrs().map_err(|e| format!("starling: --join: {address}: {e}\n"))?.next();
     Ok((token.to_owned(), resolved.ok_or_else(wrong)?))
 }
 
@@ -161,12 +176,14 @@ mod tests {
     fn flags_come_before_the_file() {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("starling.toml");
-        std::fs::write(&file, "region = \"eu\"\nlisten = \"127.0.0.1:0\"\nwitness = true\n").expect("written");
+        std::fs::write(&file, "region = \"eu\"\nlisten = \"127.0.0.1:0\"\nwitness = true\n")
+            .expect("written");
         let args = UpArgs { config: Some(file.clone()), region: Some("us".into()), ..UpArgs::default() };
         let settings = settings(args).expect("settings");
         assert_eq!((settings.region.as_str(), settings.witness), ("us", true));
         std::fs::write(&file, "regoin = \"eu\"\n").expect("written");
-        let wrong = super::settings(UpArgs { config: Some(file), ..UpArgs::default() }).expect_err("a mistake");
+        let wrong =
+            super::settings(UpArgs { config: Some(file), ..UpArgs::default() }).expect_err("a mistake");
         assert!(wrong.contains("regoin"), "{wrong}");
     }
 }

@@ -168,7 +168,8 @@ impl PeerHandle for Node {
         if self.parts.members.list().member(name).is_none() {
             return Err(CallError::NoSuchPeer(name.clone()));
         }
-        let (members, identity, name) = (self.parts.members.clone(), self.parts.identity.clone(), name.clone());
+        let (members, identity, name) =
+            (self.parts.members.clone(), self.parts.identity.clone(), name.clone());
         let done = tokio::task::spawn_blocking(move || members.remove(&name, &*identity).map(|_| ())).await;
         done.map_err(|_| CallError::Stopping)?.map_err(|e| CallError::Invalid(e.to_string()))
     }

@@ -84,7 +84,9 @@ pub fn seed() -> Result<u64, OpenError> {
 /// Opens or makes a state folder, joining a mesh on the way where that is wished.
 pub async fn open(settings: &Settings) -> Result<Opened, OpenError> {
     let state = settings.state.clone();
-    let (store, image) = tokio::task::spawn_blocking(move || Store::open(&state)).await.map_err(|e| OpenError::Rows(e.to_string()))??;
+    let (store, image) = tokio::task::spawn_blocking(move || Store::open(&state))
+        .await
+        .map_err(|e| OpenError::Rows(e.to_string()))??;
     let kv = Arc::new(StoreKv::new(store.clone(), &image));
     let listen = pick_port(settings.listen)?;
     let (folder, lifetime) = (settings.identity(), settings.certificate_lifetime);
@@ -141,7 +143,8 @@ pub async fn announce(settings: &Settings, opened: &Opened, quic: SocketAddr) ->
     blocking(move || {
         let name = identity.name().clone();
         if members.list().entry(&name).is_none() {
-            let me = Candidate { name, store, addresses, public_key: identity.public(), witness, can_admit: true };
+            let me =
+                Candidate { name, store, addresses, public_key: identity.public(), witness, can_admit: true };
             members.admit(me, &*identity)?;
         } else if members.list().member(&name).is_some() {
             members.readdress(&name, addresses, &*identity)?;
@@ -151,7 +154,9 @@ pub async fn announce(settings: &Settings, opened: &Opened, quic: SocketAddr) ->
     .await
 }
 
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, MembersError> + Send + 'static) -> Result<T, OpenError> {
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, MembersError> + Send + 'static,
+) -> Result<T, OpenError> {
     let done = tokio::task::spawn_blocking(work).await.map_err(|e| OpenError::Rows(e.to_string()))?;
     Ok(done?)
 }
@@ -184,7 +189,14 @@ fn host_text() -> String {
 /// The host's name as a peer name.
 fn host_name() -> PeerName {
     let host = host_text().to_ascii_lowercase();
-    let label: String = host.split('.').next().unwrap_or_default().chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').take(PeerName::LEN_MAX).collect();
+    let label: String = host
+        .split('.')
+        .next()
+        .unwrap_or_default()
+        .chars()
+        .filter(|c| c.is_ascii_alphanumeric() || *c == '-')
+        .take(PeerName::LEN_MAX)
+        .collect();
     let fallback = || PeerName::new("peer").expect("a valid name");
     PeerName::new(label.trim_matches('-')).unwrap_or_else(|_| fallback())
 }
@@ -195,7 +207,10 @@ pub fn api_tls(identity: &Path) -> io::Result<rustls::ServerConfig> {
     use rustls_pki_types::{CertificateDer, PrivateKeyDer};
     let wrong = |e: &dyn std::fmt::Display| io::Error::other(e.to_string());
     let certs = |file: &str| -> io::Result<Vec<CertificateDer<'static>>> {
-        CertificateDer::pem_file_iter(identity.join(file)).map_err(|e| wrong(&e))?.collect::<Result<_, _>>().map_err(|e| wrong(&e))
+        CertificateDer::pem_file_iter(identity.join(file))
+            .map_err(|e| wrong(&e))?
+            .collect::<Result<_, _>>()
+            .map_err(|e| wrong(&e))
     };
     let root = certs("ca.pem")?.into_iter().next().ok_or_else(|| io::Error::other("ca.pem is empty"))?;
     // The named one is for clients only; the nameless one serves.
@@ -232,8 +247,14 @@ impl DurableKv for StoreKv {
     fn put_all(&self, changed: Vec<(Vec<u8>, Option<Vec<u8>>)>) -> io::Result<()> {
         // Held over the commit, so that memory and disk see the writes in one order.
         let mut rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
-        let write = |(key, value): &(Vec<u8>, Option<Vec<u8>>)| Write { table: Table::Runtime, key: key.clone(), value: value.clone() };
-        self.store.commit_blocking(changed.iter().map(write).collect()).map_err(|e| io::Error::other(e.to_string()))?;
+        let write = |(key, value): &(Vec<u8>, Option<Vec<u8>>)| Write {
+            table: Table::Runtime,
+            key: key.clone(),
+            value: value.clone(),
+        };
+        self.store
+            .commit_blocking(changed.iter().map(write).collect())
+            .map_err(|e| io::Error::other(e.to_string()))?;
         for (key, value) in changed {
             match value {
                 Some(value) => rows.insert(key, value),

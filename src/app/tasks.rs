@@ -52,13 +52,19 @@ pub async fn backend_work(backend: Arc<LocalBackend>, mut work: mpsc::Receiver<B
     while let Some(work) = work.recv().await {
         match work {
             BackendWork::Command(command) => backend.command(command).await,
-            BackendWork::Renewed(contact, incarnation, sent_at) => backend.renewed(contact, incarnation, sent_at).await,
+            BackendWork::Renewed(contact, incarnation, sent_at) => {
+                backend.renewed(contact, incarnation, sent_at).await
+            }
         }
     }
 }
 
 /// Brings the backend's events to the core.
-pub async fn backend_events(core: CoreHandle, mut events: mpsc::Receiver<BackendEvent>, cancel: CancellationToken) {
+pub async fn backend_events(
+    core: CoreHandle,
+    mut events: mpsc::Receiver<BackendEvent>,
+    cancel: CancellationToken,
+) {
     loop {
         let event = tokio::select! { biased;
             () = cancel.cancelled() => return,
@@ -86,7 +92,13 @@ pub async fn views(core: CoreHandle, mut view: watch::Receiver<Arc<View>>, cance
 }
 
 /// Sorts what arrives from other peers.
-pub async fn incoming(core: CoreHandle, mesh: Mesh, router: Router, mut incoming: mpsc::Receiver<Incoming>, cancel: CancellationToken) {
+pub async fn incoming(
+    core: CoreHandle,
+    mesh: Mesh,
+    router: Router,
+    mut incoming: mpsc::Receiver<Incoming>,
+    cancel: CancellationToken,
+) {
     let requests = TaskTracker::new();
     loop {
         let next = tokio::select! { biased;
@@ -166,7 +178,10 @@ impl Health {
             let now_full = free < self.reserve;
             if now_full != full {
                 full = now_full;
-                tracing::warn!("disk {}: {free} are free", if full { "nearly full, new jobs are refused" } else { "has room again" });
+                tracing::warn!(
+                    "disk {}: {free} are free",
+                    if full { "nearly full, new jobs are refused" } else { "has room again" }
+                );
                 self.core.input(Input::DiskFull(full)).await;
             }
             let isolated = self.mesh.view().borrow().isolated;
@@ -196,7 +211,14 @@ impl Health {
 /// Busy and total ticks of all cores since boot.
 fn cpu_times() -> (u64, u64) {
     let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
-    let fields: Vec<u64> = stat.lines().next().unwrap_or_default().split_whitespace().skip(1).filter_map(|f| f.parse().ok()).collect();
+    let fields: Vec<u64> = stat
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .split_whitespace()
+        .skip(1)
+        .filter_map(|f| f.parse().ok())
+        .collect();
     let total: u64 = fields.iter().take(8).sum();
     let idle: u64 = fields.iter().skip(3).take(2).sum();
     (total.saturating_sub(idle), total)

@@ -71,7 +71,8 @@ impl CoreHandle {
         let (sender, answer) = oneshot::channel();
         self.waiting.insert(token, sender);
         let asked = self.input(Input::Client { token, request }).await;
-        let response = if asked { tokio::time::timeout(CALL_PATIENCE.to_std(), answer).await } else { Ok(answer.await) };
+        let response =
+            if asked { tokio::time::timeout(CALL_PATIENCE.to_std(), answer).await } else { Ok(answer.await) };
         self.waiting.remove(&token);
         match response {
             Ok(Ok(response)) => Ok(response),

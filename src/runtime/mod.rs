@@ -3,10 +3,10 @@
 pub mod driver;
 pub mod gossip;
 pub mod handle;
-pub mod store;
 pub mod liveness;
 pub mod members;
 pub mod mesh;
+pub mod store;
 pub mod tokens;
 
 pub use handle::{CallError, MemberInfo, PeerHandle, ProxyRequest, ProxyResponse, SelfInfo};
