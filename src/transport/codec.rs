@@ -164,12 +164,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::base::{ContactId, Epoch, Home, JobId, PeerName, Span, StoreId, TraceId, WallTime};
+    use crate::base::{ContactId, Epoch, Home, JobId, PeerName, Span, StoreId};
     use crate::core::api::Flash;
     use crate::core::message::*;
     use crate::model::record::*;
     use crate::model::report::QueueReport;
-    use crate::model::spec::*;
 
     fn peer(name: &str) -> PeerName {
         PeerName::new(name).expect("a name")
@@ -278,8 +277,6 @@ mod tests {
                 "message {index}"
             );
         }
-        let job = "01740161fb2c010101610101010101010101010101010101010103016e0174320801044831303000000100047472756501014101310000000000000101fc000e270700000000000201000000010101620101020000000000fd0068e5cf8b01000000050505050505050505050505050505050000";
-        assert_eq!(HEXLOWER.encode(&encode(&record()).expect("writes")), job);
         assert_eq!(HEXLOWER.encode(&frame(Kind::Core, b"xyz").expect("writes")), "5301030000000378797a");
     }
 
