@@ -28,7 +28,7 @@ impl Rng {
     }
     /// A number in `0..n`; 0 when `n` is 0.
     pub fn below(&mut self, n: u64) -> u64 {
-        (u128::from(self.u64()) * u128::from(n) >> 64) as u64
+        ((u128::from(self.u64()) * u128::from(n)) >> 64) as u64
     }
     /// A number in `[0, 1)`.
     pub fn unit(&mut self) -> f64 {
