@@ -3,6 +3,7 @@
 //! Starting is pulled: a message only says "look"; the record, read through its register, says whether
 //! this cluster may start this epoch. What was admitted is on disk before the backend hears of it, and
 //! what has ended is on disk before its capacity is free.
+// tidy: long because queue, admission and attempts change the same books in one step; the queue is the first to move out
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

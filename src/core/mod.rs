@@ -7,6 +7,7 @@ pub mod acceptor;
 pub mod api;
 pub mod books;
 pub mod client;
+mod client_api;
 mod contact;
 mod executor;
 pub mod message;

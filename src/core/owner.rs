@@ -2,6 +2,7 @@
 //!
 //! Every home of a job may do any of this; the ring's order only says who does it first, so that they
 //! do not race. All of it is soft state, rebuilt from the record, and every step is a conditional swap.
+// tidy: long because claims, watching and taking over read the same soft state of one job
 
 use std::collections::BTreeMap;
 

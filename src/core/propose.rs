@@ -4,6 +4,7 @@
 //! it to the newest accepted value, accept at a majority. Whoever wrote last skips prepare. Nothing is
 //! answered before a majority has accepted it, reads and refused changes included. A time-out means
 //! that the outcome is unknown; `reflects` keeps a change that is asked again from being made twice.
+// tidy: long because one operation's phases are one state machine, read from begin to end
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

@@ -2,6 +2,7 @@
 //!
 //! A record is one value in one register. It is changed only by the pure functions here, inside a
 //! compare-and-swap, so that every peer, the simulation and the models share one meaning.
+// tidy: long because the records and every change to them are one meaning, and are reviewed together
 
 use std::collections::BTreeMap;
 

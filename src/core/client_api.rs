@@ -1,0 +1,244 @@
+//! What a user may ask of a core, and what it answers.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::base::{ContactId, Epoch, Home, JobId, PeerName, Span};
+use crate::model::spec::JobSpec;
+use crate::model::{JobRecord, JobState};
+
+/// What a user may ask of the core. Everything else (logs, metrics) is the surface's.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum ClientRequest {
+    /// Take this job. The answer comes when a majority of its homes holds it on disk.
+    Submit {
+        /// The job.
+        spec: Box<JobSpec>,
+        /// The same key gives the same job (kept 24 h at the peer that took it).
+        key: Option<String>,
+    },
+    /// Read one record through the register.
+    Get {
+        /// Which.
+        job: JobId,
+    },
+    /// What this peer holds, without asking others (a home's last accepted values).
+    Local {
+        /// What to keep.
+        filter: JobFilter,
+    },
+    /// End this job.
+    Cancel {
+        /// Which.
+        job: JobId,
+        /// Who asks.
+        by: String,
+    },
+    /// Publish a checkpoint for an attempt.
+    Publish {
+        /// Which job.
+        job: JobId,
+        /// By which attempt.
+        epoch: Epoch,
+        /// Where it is.
+        uri: String,
+    },
+    /// Each cluster with the reasons for or against this job, from here.
+    Why {
+        /// Which.
+        job: JobId,
+    },
+    /// The same for a spec that was not submitted.
+    WhySpec {
+        /// The spec.
+        spec: Box<JobSpec>,
+    },
+    /// Attempts at this cluster, claims in its queue in order, contacts, register counters.
+    Inspect,
+}
+
+/// Which jobs to list.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct JobFilter {
+    /// Only ids that start with this text.
+    pub prefix: Option<String>,
+    /// Only of this tenant.
+    pub tenant: Option<String>,
+    /// Only in these states; empty means all.
+    pub states: BTreeSet<JobState>,
+    /// At most this many, newest first.
+    pub limit: usize,
+}
+
+/// The answer to a user.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum ClientResponse {
+    /// The job is held by a majority of these homes.
+    Submitted {
+        /// Its id.
+        job: JobId,
+        /// Who holds it.
+        homes: Vec<Home>,
+        /// It was there already under this key.
+        existed: bool,
+    },
+    /// The record, as a quorum holds it.
+    Job(Box<JobRecord>),
+    /// What this peer holds.
+    Jobs(Vec<JobRecord>),
+    /// The cancel is in the record, or the job had ended: `state` says which.
+    Cancelled {
+        /// State after it.
+        state: JobState,
+    },
+    /// The checkpoint is published.
+    Published,
+    /// One row per cluster.
+    Why(Box<WhyReport>),
+    /// This peer's insides.
+    Inspect(Box<InspectReport>),
+    /// It could not be done.
+    Error(ClientError),
+}
+
+/// Why a request was not done.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+pub enum ClientError {
+    /// Nothing is known of this id at any peer that answered. Nothing changed.
+    #[error("no job {0}")]
+    NoSuchJob(JobId),
+    /// No cluster of the mesh could ever run it. Nothing was stored.
+    #[error("no cluster can ever run this: nearest is {nearest}: {missing}")]
+    FitsNowhere {
+        /// The cluster that comes nearest.
+        nearest: String,
+        /// What it lacks.
+        missing: String,
+    },
+    /// A majority of the homes did not answer in time. The outcome is unknown; the same idempotency
+    /// key or the same id asks again safely.
+    #[error(
+        "{answered} of {needed} homes needed answered in time: the outcome is unknown; ask again with the same key or id"
+    )]
+    Unknown {
+        /// Homes that answered.
+        answered: usize,
+        /// Homes needed.
+        needed: usize,
+        /// The id that was tried.
+        job: Option<JobId>,
+    },
+    /// This peer refuses new records: its disk is nearly full. Existing ones are kept. Try another peer.
+    #[error(
+        "this peer's disk is nearly full: it refuses new jobs and keeps what it has; submit at another peer or free space"
+    )]
+    DiskFull,
+    /// This peer holds as many jobs as it may.
+    #[error("this peer holds {0} jobs, its limit: submit at another peer or raise limits.jobs")]
+    TooMany(usize),
+    /// The encoded record would pass 64 KiB.
+    #[error("the record would have {0} bytes; at most {max} are kept", max = crate::model::record::RECORD_BYTES_MAX)]
+    TooLarge(usize),
+    /// The record refuses the change.
+    #[error("{0}")]
+    Refused(#[from] crate::model::record::Refused),
+    /// Too few members alive to form a home set.
+    #[error("{alive} of {needed} homes needed can be reached: this side of the mesh cannot take jobs now")]
+    NoHomes {
+        /// Reached.
+        alive: usize,
+        /// Needed.
+        needed: usize,
+    },
+    /// The idempotency key was used for another spec.
+    #[error("the idempotency key was used for another job ({0})")]
+    KeyReused(JobId),
+}
+
+/// Why a job is where it is.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct WhyReport {
+    /// One sentence.
+    pub summary: String,
+    /// The job's state, none for a spec that was not submitted.
+    pub state: Option<JobState>,
+    /// The peer that drives it.
+    pub owner: Option<PeerName>,
+    /// One row per cluster, best first.
+    pub clusters: Vec<Candidate>,
+}
+
+/// One cluster, for or against one job.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Candidate {
+    /// Which.
+    pub cluster: PeerName,
+    /// It could ever run it.
+    pub fits_ever: bool,
+    /// It could start it now, as far as is known here.
+    pub fits_now: bool,
+    /// Reasons against, in words and numbers; empty when it fits now.
+    pub reasons: Vec<String>,
+    /// Lower is better; none where it cannot ever run.
+    pub score: Option<f64>,
+    /// The score's terms by name.
+    pub terms: BTreeMap<String, f64>,
+    /// A claim stands there: place in that queue if it said so.
+    pub claim: Option<u32>,
+    /// How old the figures are.
+    pub report_age: Option<Span>,
+}
+
+/// A peer's insides, for the surface and tests.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct InspectReport {
+    /// Attempts that this cluster has not closed.
+    pub attempts: Vec<AttemptView>,
+    /// Claims in order.
+    pub queue: Vec<ClaimView>,
+    /// The contact records of this cluster: id, incarnation, age of the last counted renewal.
+    pub contacts: Vec<(ContactId, u64, Span)>,
+    /// Records held as a home.
+    pub records: usize,
+    /// Of these, not final.
+    pub records_live: usize,
+    /// Named counters: commits, fast_commits, conflicts, timeouts, takeovers…
+    pub counters: BTreeMap<String, u64>,
+}
+
+/// An attempt at this cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttemptView {
+    /// Which job.
+    pub job: JobId,
+    /// Its epoch.
+    pub epoch: Epoch,
+    /// Job name.
+    pub name: String,
+    /// Tenant.
+    pub tenant: String,
+    /// GPUs over all nodes.
+    pub gpus: u64,
+    /// `starting`, `running`, `stopping`, `closing`.
+    pub phase: String,
+    /// How long since it was admitted.
+    pub age: Span,
+}
+
+/// A claim in this cluster's queue.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClaimView {
+    /// Which job.
+    pub job: JobId,
+    /// Who claims.
+    pub owner: PeerName,
+    /// Priority.
+    pub priority: u8,
+    /// GPUs over all nodes.
+    pub gpus: u64,
+    /// It holds a grant.
+    pub granted: bool,
+    /// How long it has waited here.
+    pub age: Span,
+}
