@@ -1,4 +1,5 @@
 //! `cargo run --release --example simulate -- seeds --count N [--seed S] [--peers P] [--json]`
+#![allow(clippy::disallowed_methods, reason = "wall time of the run is shown to people")]
 
 mod world;
 

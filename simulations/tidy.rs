@@ -1,6 +1,5 @@
 //! What no compiler checks: imports go one way, files say what they are and stay small, bincode stays in
 //! the codec, and nothing outside the tests unwraps.
-#![allow(clippy::disallowed_methods, reason = "a test of the source, not of the product")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -199,6 +198,21 @@ fn imports_go_one_way() {
     }
     assert!(seen > 200, "saw only {seen} imports");
     report("a file imports only its own or lower layers", wrong);
+}
+
+/// The core and what it stands on do no I/O, wait for nothing and read no clock.
+#[test]
+fn the_core_is_a_function() {
+    let banned =
+        ["tokio", "std::fs", "std::net::Tcp", "std::net::Udp", "std::thread", "std::process", "std::env"];
+    let clocks = ["std::time::Instant", "SystemTime", ".await", "async "];
+    let mut wrong = Vec::new();
+    for source in sources().iter().filter(|s| layer(&s.path).is_some_and(|l| l <= 2) && !is_test(&s.path)) {
+        for word in banned.iter().chain(&clocks) {
+            wrong.extend(lines_with(&source.code, word).map(|l| format!("src/{}:{l}: {word}", source.path)));
+        }
+    }
+    report("base, model and core take time, randomness and messages from their caller", wrong);
 }
 
 #[test]

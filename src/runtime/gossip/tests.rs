@@ -1,5 +1,6 @@
 //! Several gossips in one process over a switchboard: convergence, pace, and what happens when
 //! peers restart, die, come back or lie.
+#![allow(clippy::disallowed_methods, reason = "these tests run in real time")]
 
 use std::collections::HashMap;
 

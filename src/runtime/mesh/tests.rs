@@ -1,4 +1,5 @@
 //! Meshes of real endpoints on loopback, in one process.
+#![allow(clippy::disallowed_methods, reason = "these tests run in real time")]
 
 use std::net::SocketAddr;
 

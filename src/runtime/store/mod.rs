@@ -188,6 +188,7 @@ impl Committer {
         }
     }
 
+    #[allow(clippy::disallowed_methods, reason = "how long a commit took is a metric")]
     fn commit(&mut self, group: Vec<Batch>) {
         let started = Instant::now();
         let result = match &self.poisoned {
