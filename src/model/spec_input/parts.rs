@@ -15,7 +15,16 @@ use crate::model::input::{Field, Fields, Mistakes, Value, words};
 use crate::model::spec::{CheckpointSpec, OnLostContact, PlacementSpec, Policy, Resources, Then, limits};
 
 /// Variables that the peer sets itself.
-const RESERVED: &[&str] = &["CHECKPOINT_PATH", "TRACEPARENT", "CUDA_VISIBLE_DEVICES"];
+const RESERVED: &[&str] = &[
+    "CHECKPOINT_PATH",
+    "TRACEPARENT",
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "RANK",
+    "NODE_RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+];
 
 /// What a job gets that asks for nothing.
 pub fn no_resources() -> Resources {
