@@ -25,6 +25,8 @@ const RESERVED: &[&str] = &[
     "LOCAL_RANK",
     "WORLD_SIZE",
 ];
+/// Of our names, those that a job may set for itself: what the examples run, and where they note it.
+const FREE: &[&str] = &["STARLING_BIN", "STARLING_LEDGER"];
 
 /// What a job gets that asks for nothing.
 pub fn no_resources() -> Resources {
@@ -132,7 +134,7 @@ pub fn env(field: Field, m: &mut Mistakes) -> BTreeMap<String, String> {
     let mut bytes = 0;
     let (path, line) = (field.path.clone(), field.node.line);
     for (name, field) in field.pairs(m, limits::ENV_COUNT_MAX).unwrap_or_default() {
-        let ours = name.starts_with("STARLING_") && name != "STARLING_BIN";
+        let ours = name.starts_with("STARLING_") && !FREE.contains(&name.as_str());
         if !words::env_name(&name) {
             field.wrong(
                 m,
