@@ -3,6 +3,7 @@
 //! Nothing here decides anything for a peer. The world delivers what the core sends (or loses it),
 //! applies what it writes (or loses it in a crash), and runs attempts as a machine with guards would.
 //! It keeps a ledger of its own of every execution, which is judged without asking Starling.
+#![allow(dead_code, reason = "shared by the tests and the command, which read different parts of it")]
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -198,7 +198,8 @@ pub fn api_tls(identity: &Path) -> io::Result<rustls::ServerConfig> {
         CertificateDer::pem_file_iter(identity.join(file)).map_err(|e| wrong(&e))?.collect::<Result<_, _>>().map_err(|e| wrong(&e))
     };
     let root = certs("ca.pem")?.into_iter().next().ok_or_else(|| io::Error::other("ca.pem is empty"))?;
-    let chain = certs("peer.pem")?.into_iter().take(1).collect();
+    // The named one is for clients only; the nameless one serves.
+    let chain = certs("peer.pem")?.into_iter().skip(1).take(1).collect();
     let key = std::fs::read(identity.join("peer.key"))?;
     let key = PrivateKeyDer::try_from(key).map_err(|e| wrong(&e))?;
     crate::surface::serve::tls_config(chain, key, root).map_err(|e| wrong(&e))

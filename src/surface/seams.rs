@@ -1,10 +1,10 @@
-//! What the surface needs from modules that are written at the same time: one place to join them.
-
-use serde_json::Value;
+//! What the surface reads and writes through `model`, in the shape it needs.
 
 use crate::model::config::Config;
 use crate::model::report::MemberView;
+use crate::model::report_json::StatusReport;
 use crate::model::spec_input::{self, ParsedSpec};
+use crate::surface::documents::{boottime_now, wall_now};
 
 /// All mistakes of a document, one line each.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,9 +18,10 @@ pub fn parse_spec(text: &str) -> Result<ParsedSpec, Mistakes> {
     })
 }
 
-/// SEAM(model::report_json): the member status report of one cluster.
-pub fn status_report(member: &MemberView) -> Value {
-    serde_json::json!({ "cluster_id": member.peer, "status": member.liveness })
+/// The member status report of one cluster; none where nothing was heard of it yet.
+pub fn status_report(member: &MemberView) -> Option<StatusReport> {
+    let report = member.report.as_ref()?;
+    Some(StatusReport::new(report, boottime_now().since(report.heard_at), wall_now()))
 }
 
 /// Names every mistake of a configuration file.

@@ -47,7 +47,8 @@ pub async fn cluster(
     let member =
         view.members.get(&name).ok_or_else(|| ApiError::NotFound(format!("cluster {name} in this mesh")))?;
     Ok(if query.report {
-        Json(seams::status_report(member)).into_response()
+        let nothing = || ApiError::NotFound(format!("report of {name}: nothing was heard of it yet"));
+        Json(seams::status_report(member).ok_or_else(nothing)?).into_response()
     } else {
         Json(ClusterDocument::new(member, age_ms(member))).into_response()
     })

@@ -60,8 +60,12 @@ async fn the_mesh_is_shown() {
     let app = router(a.clone());
     let (_, list) = json_of(&app, "GET", "/v1/clusters", "").await;
     assert_eq!(list["clusters"][0]["gpus"]["A100-80G"], json!({"total": 8, "free": 3, "reserved": 0}));
-    let (status, _) = json_of(&app, "GET", "/v1/clusters/b?report=true", "").await;
-    assert_eq!(status, 200);
+    let (status, report) = json_of(&app, "GET", "/v1/clusters/b?report=true", "").await;
+    assert_eq!(
+        (status, &report["cluster_id"], &report["gpu_busy"]),
+        (200, &json!("b"), &json!(5)),
+        "{report}"
+    );
     let (status, _) = json_of(&app, "GET", "/v1/clusters/nobody", "").await;
     assert_eq!(status, 404);
     let (_, links) = json_of(&app, "GET", "/v1/links", "").await;
