@@ -4,7 +4,8 @@ use std::process::ExitCode;
 
 use starling::backends::local::guard;
 use starling::surface::cli::{self, Wiring};
+use starling::surface::fleet::{demo, replay};
 
 fn main() -> ExitCode {
-    cli::main(Wiring { guard: guard::main, up: starling::app::command::main, ..Wiring::default() })
+    cli::main(Wiring { guard: guard::main, up: starling::app::command::main, demo: demo::main, replay: replay::main, ..Wiring::default() })
 }

@@ -95,11 +95,11 @@ pub enum BackendKind {
 /// How much is taken and kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LimitsConfig {
-    /// Jobs held as a home before new ones are refused, 1 to 10 million. Default 100,000.
+    /// Jobs held as a home before new ones are refused, 1 to 10 million. Default 1,000,000.
     pub jobs: usize,
     /// Claims laid at once per job, 1 to 16. Default 3.
     pub claims: usize,
-    /// Free bytes of the state folder's disk below which new jobs are refused. Default 1 GiB.
+    /// Free bytes of the state folder's disk below which new jobs are refused. Default 256 MiB.
     pub disk_reserve: Bytes,
     /// Bytes of one log file, 64 KiB to 1 TiB. Default 16 MiB.
     pub log_bytes: Bytes,
@@ -107,8 +107,6 @@ pub struct LimitsConfig {
     pub log_files: u32,
     /// Ended attempts whose logs are kept, 1 to 1 million. Default 1,000.
     pub attempts_kept: usize,
-    /// How long ended jobs are kept, up to 10 years. Default 7 days; none (`"never"` forgets none).
-    pub retain: Option<Span>,
 }
 
 /// How often and how long.
@@ -122,7 +120,7 @@ pub struct TimingConfig {
     pub margin: Span,
     /// Grace of jobs that say none, 1 s to 30 days. Default 2 min.
     pub grace: Span,
-    /// How long a grant holds capacity that nobody takes, 1 s to 10 min. Default 30 s.
+    /// How long a grant holds capacity that nobody takes, 1 s to 10 min. Default 5 s.
     pub grant_for: Span,
     /// Between gossip rounds when quiet, 50 ms to 60 s. Default 1 s. Also what makes a peer suspect.
     pub gossip_interval: Span,
@@ -193,20 +191,19 @@ impl Default for Config {
             replicas: 3,
             witness: false,
             limits: LimitsConfig {
-                jobs: 100_000,
+                jobs: 1_000_000,
                 claims: 3,
-                disk_reserve: Bytes::gib(1),
+                disk_reserve: Bytes::mib(256),
                 log_bytes: Bytes::mib(16),
                 log_files: 4,
                 attempts_kept: 1_000,
-                retain: Some(Span::secs(7 * 86_400)),
             },
             timing: TimingConfig {
                 renew_every: Span::secs(5),
                 rho_milli: 10,
                 margin: Span::secs(3),
                 grace: Span::secs(120),
-                grant_for: Span::secs(30),
+                grant_for: Span::secs(5),
                 gossip_interval: Span::secs(1),
                 gossip_interval_busy: Span::millis(200),
                 probe_every: Some(Span::secs(300)),

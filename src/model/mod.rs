@@ -4,6 +4,8 @@
 pub mod config;
 pub mod gpu;
 pub mod input;
+#[cfg(test)]
+mod pages_tests;
 pub mod record;
 pub mod replay_trace;
 pub mod report;

@@ -4,6 +4,7 @@ pub mod api;
 pub mod cli;
 pub mod client;
 pub mod documents;
+pub mod fleet;
 pub mod ledger;
 pub mod seams;
 pub mod serve;

@@ -37,7 +37,7 @@ pub(super) const LIMITS: &[Key] = &[
     key("log_bytes"),
     key("log_files"),
     key("attempts_kept"),
-    key("retain"),
+    Key { name: "retain", ready: false },
 ];
 pub(super) const TIMING: &[Key] = &[
     key("renew_every"),

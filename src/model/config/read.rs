@@ -266,7 +266,9 @@ fn limits(config: &mut Config, mut t: Fields, m: &mut Mistakes) {
     }
     set(&mut l.log_files, t.take("log_files", m).and_then(|f| f.whole32(m, 2..=100)));
     set(&mut l.attempts_kept, t.take("attempts_kept", m).and_then(|f| count(f, m, 1_000_000)));
-    set(&mut l.retain, t.take("retain", m).and_then(|f| span_or(f, "never", m, MINUTE, DAY.scale(3_660, 1))));
+    if let Some(field) = t.take("retain", m) {
+        field.wrong(m, "not supported by this peer yet (ended jobs are kept): remove it");
+    }
     t.finish(m, LIMITS, &[("disk", "write disk_reserve")]);
 }
 

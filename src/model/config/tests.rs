@@ -55,7 +55,6 @@ gpus = 2
 name = "cpu"
 [limits]
 jobs = 5
-retain = "never"
 [timing]
 renew_every = "500ms"
 rho = 0.02
@@ -75,7 +74,7 @@ cgroups = false
 fn a_full_configuration_reads_and_is_written_back() {
     let c = Config::check(FULL).expect("good");
     assert_eq!((c.price_milli, c.pue_milli, c.replicas, c.timing.rho_milli), (2_500, 1_200, 5, 20));
-    assert_eq!((c.api.listen, c.limits.retain, c.timing.probe_every), (None, None, None));
+    assert_eq!((c.api.listen, c.timing.probe_every), (None, None));
     assert_eq!(c.timing.gossip_interval_busy, Span::millis(100), "never slower than when quiet");
     assert_eq!(c.shutdown.jobs, ShutdownJobs::Move);
     let models: Vec<_> = c.nodes.iter().map(|n| (n.gpu_model.as_deref(), n.gpus, n.gpu_memory)).collect();
@@ -140,6 +139,7 @@ fn wrong_values_are_refused_by_name() {
     wrong("nodes = 3", &["a list"]);
     wrong("[limits]\nlog_bytes = \"1B\"", &["from 64KiB"]);
     wrong("[limits]\njobs = 0", &["limits.jobs"]);
+    wrong("[limits]\nretain = \"1d\"", &["limits.retain", "not supported by this peer yet"]);
     wrong("[timing]\nrenew_every = \"60s\"", &["timing.grace", "183s"]);
     wrong("[timing]\ngossip_interval_busy = \"5s\"", &["to 1s"]);
     wrong("limits = 5", &["limits", "a mapping"]);

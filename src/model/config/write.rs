@@ -104,7 +104,6 @@ fn limits(c: &Config) -> Table {
         ("log_bytes", Some(text(size_text(l.log_bytes)))),
         ("log_files", Some(whole(l.log_files))),
         ("attempts_kept", Some(whole(l.attempts_kept))),
-        ("retain", Some(span_or_never(l.retain))),
     ])
 }
 

@@ -15,7 +15,18 @@ use crate::model::input::{Field, Fields, Mistakes, Value, words};
 use crate::model::spec::{CheckpointSpec, OnLostContact, PlacementSpec, Policy, Resources, Then, limits};
 
 /// Variables that the peer sets itself.
-const RESERVED: &[&str] = &["CHECKPOINT_PATH", "TRACEPARENT", "CUDA_VISIBLE_DEVICES"];
+const RESERVED: &[&str] = &[
+    "CHECKPOINT_PATH",
+    "TRACEPARENT",
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "RANK",
+    "NODE_RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+];
+/// Of our names, those that a job may set for itself: what the examples run, and where they note it.
+const FREE: &[&str] = &["STARLING_BIN", "STARLING_LEDGER"];
 
 /// What a job gets that asks for nothing.
 pub fn no_resources() -> Resources {
@@ -123,7 +134,7 @@ pub fn env(field: Field, m: &mut Mistakes) -> BTreeMap<String, String> {
     let mut bytes = 0;
     let (path, line) = (field.path.clone(), field.node.line);
     for (name, field) in field.pairs(m, limits::ENV_COUNT_MAX).unwrap_or_default() {
-        let ours = name.starts_with("STARLING_") && name != "STARLING_BIN";
+        let ours = name.starts_with("STARLING_") && !FREE.contains(&name.as_str());
         if !words::env_name(&name) {
             field.wrong(
                 m,
