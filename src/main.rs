@@ -7,5 +7,11 @@ use starling::surface::cli::{self, Wiring};
 use starling::surface::fleet::{demo, replay};
 
 fn main() -> ExitCode {
-    cli::main(Wiring { guard: guard::main, up: starling::app::command::main, demo: demo::main, replay: replay::main, ..Wiring::default() })
+    cli::main(Wiring {
+        guard: guard::main,
+        up: starling::app::command::main,
+        demo: demo::main,
+        replay: replay::main,
+        ..Wiring::default()
+    })
 }

@@ -122,12 +122,18 @@ async fn show(fleet: &mut Fleet, args: &DemoArgs) -> Result<Summary, FleetError>
     }
     let jobs = watch(fleet, &mut live, &ledger, submitted.len()).await?;
     live.end();
-    let expected: Vec<Expected> = submitted.iter().map(|s| Expected { job: s.id.clone(), ranks: s.ranks }).collect();
+    let expected: Vec<Expected> =
+        submitted.iter().map(|s| Expected { job: s.id.clone(), ranks: s.ranks }).collect();
     Summary::new(&[ledger], &expected, &jobs, fleet.peers.len()).map_err(io("the ledger"))
 }
 
 /// Watches until all jobs have ended; kills a peer when one of its jobs is half way.
-async fn watch(fleet: &mut Fleet, live: &mut Live, ledger: &Path, count: usize) -> Result<Vec<JobDocument>, FleetError> {
+async fn watch(
+    fleet: &mut Fleet,
+    live: &mut Live,
+    ledger: &Path,
+    count: usize,
+) -> Result<Vec<JobDocument>, FleetError> {
     let begun = Instant::now();
     let mut killed = None;
     loop {
@@ -142,8 +148,11 @@ async fn watch(fleet: &mut Fleet, live: &mut Live, ledger: &Path, count: usize) 
         {
             killed = Some(victim);
             let name = fleet.peers[victim].name.clone();
-            let held: Vec<&str> =
-                jobs.iter().filter(|j| !j.done && j.cluster.as_ref() == Some(&name)).map(|j| j.name.as_str()).collect();
+            let held: Vec<&str> = jobs
+                .iter()
+                .filter(|j| !j.done && j.cluster.as_ref() == Some(&name))
+                .map(|j| j.name.as_str())
+                .collect();
             live.say(&format!("SIGKILL to {name}, which runs {}", held.join(", ")));
             fleet.kill(victim).await?;
             if fleet.peers.len() < 3 {
@@ -158,8 +167,11 @@ async fn watch(fleet: &mut Fleet, live: &mut Live, ledger: &Path, count: usize) 
             }
         }
         if begun.elapsed() > WITHIN {
-            let open: Vec<String> =
-                jobs.iter().filter(|j| !j.done).map(|j| format!("{} {}: {}", &j.id.to_string()[..8], j.name, j.reason)).collect();
+            let open: Vec<String> = jobs
+                .iter()
+                .filter(|j| !j.done)
+                .map(|j| format!("{} {}: {}", &j.id.to_string()[..8], j.name, j.reason))
+                .collect();
             return Err(FleetError::Invalid(format!("not ended within {WITHIN:?}: {}", open.join("; "))));
         }
         tokio::time::sleep(Duration::from_millis(250)).await;
@@ -192,7 +204,8 @@ fn half_way(fleet: &Fleet, path: &Path) -> Result<Option<usize>, FleetError> {
 fn specs(fleet: &Fleet, ledger: &Path, work: &Path) -> Result<Vec<JobSpec>, FleetError> {
     let mut specs = Vec::new();
     for (file, text) in EXAMPLES {
-        let parsed = parse_spec(text.as_bytes()).map_err(|e| FleetError::Invalid(format!("docs/examples/{file}: {e}")))?;
+        let parsed = parse_spec(text.as_bytes())
+            .map_err(|e| FleetError::Invalid(format!("docs/examples/{file}: {e}")))?;
         specs.push(parsed.spec);
     }
     let train = specs[0].clone();
@@ -213,7 +226,8 @@ fn adapt(spec: &mut JobSpec, exe: &Path, ledger: &Path, work: &Path) {
     spec.env.insert("STARLING_BIN".into(), exe.display().to_string());
     spec.env.insert("STARLING_LEDGER".into(), ledger.display().to_string());
     let path: PathBuf = work.join(&spec.name);
-    spec.checkpoint = spec.checkpoint.take().map(|c| CheckpointSpec { path: path.display().to_string(), ..c });
+    spec.checkpoint =
+        spec.checkpoint.take().map(|c| CheckpointSpec { path: path.display().to_string(), ..c });
     spec.on_lost_contact.grace = Some(GRACE);
     if let Run::Script(script) = &mut spec.run
         && !script.contains("STARLING_LEDGER")

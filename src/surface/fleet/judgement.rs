@@ -37,7 +37,12 @@ pub struct Summary {
 
 impl Summary {
     /// Judges the ledgers of these jobs.
-    pub fn new(ledgers: &[PathBuf], expected: &[Expected], jobs: &[JobDocument], clusters: usize) -> std::io::Result<Self> {
+    pub fn new(
+        ledgers: &[PathBuf],
+        expected: &[Expected],
+        jobs: &[JobDocument],
+        clusters: usize,
+    ) -> std::io::Result<Self> {
         let verdict: Verdict = judge(ledgers, expected)?;
         let begun = jobs.iter().map(|j| j.submitted_at_ms).min().unwrap_or(0);
         let ended = jobs.iter().filter_map(|j| j.finished_at_ms).max().unwrap_or(begun);

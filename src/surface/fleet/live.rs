@@ -18,7 +18,8 @@ impl Live {
     /// For so many jobs.
     pub fn new(jobs: u64) -> Self {
         let bars = MultiProgress::new();
-        let style = ProgressStyle::with_template("{elapsed_precise} [{bar:32}] {pos}/{len} jobs ended  {msg}");
+        let style =
+            ProgressStyle::with_template("{elapsed_precise} [{bar:32}] {pos}/{len} jobs ended  {msg}");
         let style = style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> ");
         let total = bars.add(ProgressBar::new(jobs).with_style(style));
         Self { bars, lines: Vec::new(), total, tty: console::user_attended_stderr(), said: 0 }
@@ -38,7 +39,8 @@ impl Live {
     pub fn draw(&mut self, clusters: &[ClusterDocument], jobs: &[JobDocument]) {
         let count = |state: JobState| jobs.iter().filter(|j| j.state == state).count();
         let ended = jobs.iter().filter(|j| j.done).count() as u64;
-        let (running, waiting) = (count(JobState::Running), count(JobState::Pending) + count(JobState::Placed));
+        let (running, waiting) =
+            (count(JobState::Running), count(JobState::Pending) + count(JobState::Placed));
         let text = format!("{running} run, {waiting} wait");
         if !self.tty {
             if ended >= self.said + (self.total.length().unwrap_or(1) / 10).max(1) {
@@ -51,7 +53,8 @@ impl Live {
         self.total.set_message(text);
         for (i, row) in rows(clusters, jobs).into_iter().enumerate() {
             if self.lines.len() <= i {
-                let style = ProgressStyle::with_template("{msg}").unwrap_or_else(|_| ProgressStyle::default_spinner());
+                let style = ProgressStyle::with_template("{msg}")
+                    .unwrap_or_else(|_| ProgressStyle::default_spinner());
                 self.lines.push(self.bars.add(ProgressBar::new_spinner().with_style(style)));
             }
             self.lines[i].set_message(row);
@@ -69,15 +72,19 @@ impl Live {
 
 /// A row per cluster: what it has and what runs there.
 fn rows(clusters: &[ClusterDocument], jobs: &[JobDocument]) -> Vec<String> {
-    let mut out = vec![format!("{:<6} {:<13} {:<8} {:>12}  {}", "CLUSTER", "REGION", "STATE", "GPUS FREE", "RUNS")];
+    let mut out =
+        vec![format!("{:<6} {:<13} {:<8} {:>12}  {}", "CLUSTER", "REGION", "STATE", "GPUS FREE", "RUNS")];
     for cluster in clusters {
-        let (free, total) = cluster.gpus.values().fold((0, 0), |(f, t), g| (f + u64::from(g.free), t + u64::from(g.total)));
+        let (free, total) = cluster.gpus.values().fold((0, 0), |(f, t), g| (f + g.free, t + g.total));
         let here = jobs.iter().filter(|j| !j.done && j.cluster.as_ref() == Some(&cluster.name));
         let names: Vec<&str> = here.map(|j| j.name.as_str()).collect();
         let shown = names.iter().take(6).copied().collect::<Vec<_>>().join(" ");
         let more = if names.len() > 6 { format!(" +{}", names.len() - 6) } else { String::new() };
         let gpus = format!("{free} of {total}{}", if cluster.declared { " (virtual)" } else { "" });
-        out.push(format!("{:<6} {:<13} {:<8} {gpus:>12}  {shown}{more}", cluster.name, cluster.region, cluster.liveness));
+        out.push(format!(
+            "{:<6} {:<13} {:<8} {gpus:>12}  {shown}{more}",
+            cluster.name, cluster.region, cluster.liveness
+        ));
     }
     out
 }

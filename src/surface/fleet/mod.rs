@@ -1,4 +1,5 @@
 //! A mesh of real peers on this machine, for people who try Starling: started, watched, broken, stopped.
+#![allow(clippy::disallowed_methods, reason = "starts and times real processes")]
 
 pub mod demo;
 mod judgement;
@@ -92,7 +93,11 @@ pub struct Shape {
 
 impl Fleet {
     /// Starts the first peer, lets the others join it with tokens, and waits until all agree.
-    pub async fn start(shape: &Shape, dir: Option<&Path>, mut say: impl FnMut(&str)) -> Result<Self, FleetError> {
+    pub async fn start(
+        shape: &Shape,
+        dir: Option<&Path>,
+        mut say: impl FnMut(&str),
+    ) -> Result<Self, FleetError> {
         let exe = std::env::current_exe().map_err(io("this program's own path"))?;
         let (dir, temporary) = match dir {
             Some(dir) => (dir.to_owned(), None),
@@ -109,7 +114,8 @@ impl Fleet {
         fleet.ready(0).await?;
         say(&format!("{} is up and starts the mesh", fleet.peers[0].name));
         for i in 1..fleet.peers.len() {
-            let made: Value = fleet.peers[0].client.send(Method::POST, "/v1/tokens", json(&serde_json::json!({}))).await?;
+            let made: Value =
+                fleet.peers[0].client.send(Method::POST, "/v1/tokens", json(&serde_json::json!({}))).await?;
             let text = |key: &str| made.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
             let join = format!("{}@{}", text("token"), text("listen"));
             fleet.spawn(i, Some(&join))?;
@@ -150,10 +156,19 @@ impl Fleet {
     /// Starts a peer's process; its output goes to its log.
     pub fn spawn(&mut self, i: usize, join: Option<&str>) -> Result<(), FleetError> {
         let peer = &mut self.peers[i];
-        let log = std::fs::OpenOptions::new().create(true).append(true).open(peer.dir.join("log")).map_err(io("log"))?;
+        let log = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(peer.dir.join("log"))
+            .map_err(io("log"))?;
         let errors = log.try_clone().map_err(io("log"))?;
         let mut command = Command::new(&self.exe);
-        command.arg("up").arg("--config").arg(peer.dir.join("starling.toml")).arg("--state").arg(peer.dir.join("state"));
+        command
+            .arg("up")
+            .arg("--config")
+            .arg(peer.dir.join("starling.toml"))
+            .arg("--state")
+            .arg(peer.dir.join("state"));
         if let Some(join) = join {
             command.arg("--join").arg(join);
         }
@@ -177,7 +192,11 @@ impl Fleet {
                 return Ok(());
             }
             if begun.elapsed() > READY_WITHIN {
-                return Err(FleetError::Peer(peer.name.clone(), format!("no answer within {READY_WITHIN:?}"), log));
+                return Err(FleetError::Peer(
+                    peer.name.clone(),
+                    format!("no answer within {READY_WITHIN:?}"),
+                    log,
+                ));
             }
             tokio::time::sleep(Duration::from_millis(25)).await;
         }
@@ -191,7 +210,10 @@ impl Fleet {
             for peer in self.peers.iter().filter(|p| p.child.is_some()) {
                 let seen = peer.client.get::<ClusterList>("/v1/clusters").await;
                 let seen = seen.map(|list| list.clusters).unwrap_or_default();
-                let good = seen.iter().filter(|c| c.liveness == Liveness::Alive.as_str() && !c.gpus.is_empty()).count();
+                let good = seen
+                    .iter()
+                    .filter(|c| c.liveness == Liveness::Alive.as_str() && !c.gpus.is_empty())
+                    .count();
                 if good < self.alive() {
                     missing.push(format!("{} sees {good} of {}", peer.name, self.alive()));
                 }
@@ -216,7 +238,8 @@ impl Fleet {
         let payload = Some(("application/yaml", render_spec(spec).into_bytes()));
         let key = [("idempotency-key", key.to_owned())];
         let within = Duration::from_secs(30);
-        let made: SubmitDocument = self.peers[i].client.json(Method::POST, "/v1/jobs", payload, &key, within).await?;
+        let made: SubmitDocument =
+            self.peers[i].client.json(Method::POST, "/v1/jobs", payload, &key, within).await?;
         Ok(made.id.to_string())
     }
 

@@ -87,7 +87,12 @@ pub fn main(args: ReplayArgs) -> ExitCode {
 fn text(report: &Report) -> String {
     let mut text = report.summary.text();
     let span = |s: f64| Span((s * 1e6) as u64).to_string();
-    text.push_str(&format!("  {:<12}{:>10} (trace time; {:.0} ms real)\n", "mean wait", span(report.wait_s_mean), report.wait_real_ms_mean));
+    text.push_str(&format!(
+        "  {:<12}{:>10} (trace time; {:.0} ms real)\n",
+        "mean wait",
+        span(report.wait_s_mean),
+        report.wait_real_ms_mean
+    ));
     text.push_str(&format!("  {:<12}{:>10} (trace time)\n", "completion", span(report.completion_s_mean)));
     for (cluster, share) in &report.utilisation {
         text.push_str(&format!("  {cluster:<12}{:>9.1} % of its GPU time\n", share * 100.0));
@@ -100,9 +105,11 @@ fn load(args: &ReplayArgs) -> Result<(Vec<TraceJob>, u64), FleetError> {
     if args.trace.as_os_str() == GENERATED {
         return Ok((generate(args.seed, limit.min(100_000), Span::secs(60)), 0));
     }
-    let file = std::fs::File::open(&args.trace)
-        .map_err(|e| FleetError::Invalid(format!("{}: {e}; or give `{GENERATED}` for made-up jobs", args.trace.display())))?;
-    let trace = read_trace(file).map_err(|e| FleetError::Invalid(format!("{}: {e}", args.trace.display())))?;
+    let file = std::fs::File::open(&args.trace).map_err(|e| {
+        FleetError::Invalid(format!("{}: {e}; or give `{GENERATED}` for made-up jobs", args.trace.display()))
+    })?;
+    let trace =
+        read_trace(file).map_err(|e| FleetError::Invalid(format!("{}: {e}", args.trace.display())))?;
     for bad in trace.bad.iter().take(5) {
         eprintln!("{} line {} left out: {}", args.trace.display(), bad.line, bad.reason);
     }
@@ -111,7 +118,7 @@ fn load(args: &ReplayArgs) -> Result<(Vec<TraceJob>, u64), FleetError> {
     if jobs.is_empty() {
         return Err(FleetError::Invalid(format!("{} holds no job", args.trace.display())));
     }
-    Ok((jobs, trace.bad_count as u64))
+    Ok((jobs, trace.bad_count))
 }
 
 async fn run(args: &ReplayArgs) -> Result<Report, FleetError> {
@@ -138,7 +145,12 @@ async fn run(args: &ReplayArgs) -> Result<Report, FleetError> {
     outcome
 }
 
-async fn play(fleet: &Fleet, args: &ReplayArgs, trace: &[TraceJob], rows_left_out: u64) -> Result<Report, FleetError> {
+async fn play(
+    fleet: &Fleet,
+    args: &ReplayArgs,
+    trace: &[TraceJob],
+    rows_left_out: u64,
+) -> Result<Report, FleetError> {
     let ledger = fleet.dir.join("ledger.jsonl");
     let specs: Vec<JobSpec> = trace
         .iter()
@@ -148,17 +160,18 @@ async fn play(fleet: &Fleet, args: &ReplayArgs, trace: &[TraceJob], rows_left_ou
     let mut live = Live::new(trace.len() as u64);
     let begun = Instant::now();
     let (done, submitted) = (tokio::sync::watch::channel(0usize).0, tokio::sync::Semaphore::new(SUBMITS_MAX));
-    let submits = futures::future::try_join_all(trace.iter().zip(&specs).enumerate().map(|(n, (job, spec))| {
-        let (done, submitted) = (&done, &submitted);
-        async move {
-            let at = Duration::from_secs_f64(job.at.as_secs_f64() / args.speed);
-            tokio::time::sleep(at.saturating_sub(begun.elapsed())).await;
-            let _seat = submitted.acquire().await.map_err(|e| FleetError::Invalid(e.to_string()))?;
-            let id = fleet.submit(n % fleet.peers.len(), spec, &format!("replay-{n}")).await?;
-            done.send_modify(|n| *n += 1);
-            Ok::<_, FleetError>(Expected { job: id, ranks: spec.nodes })
-        }
-    }));
+    let submits =
+        futures::future::try_join_all(trace.iter().zip(&specs).enumerate().map(|(n, (job, spec))| {
+            let (done, submitted) = (&done, &submitted);
+            async move {
+                let at = Duration::from_secs_f64(job.at.as_secs_f64() / args.speed);
+                tokio::time::sleep(at.saturating_sub(begun.elapsed())).await;
+                let _seat = submitted.acquire().await.map_err(|e| FleetError::Invalid(e.to_string()))?;
+                let id = fleet.submit(n % fleet.peers.len(), spec, &format!("replay-{n}")).await?;
+                done.send_modify(|n| *n += 1);
+                Ok::<_, FleetError>(Expected { job: id, ranks: spec.nodes })
+            }
+        }));
     let longest = trace.iter().map(|j| j.at + j.duration).max().unwrap_or_default();
     let within = WITHIN + Duration::from_secs_f64(2.0 * longest.as_secs_f64() / args.speed);
     let watching = watch(fleet, &mut live, trace.len(), begun, within);
@@ -168,7 +181,13 @@ async fn play(fleet: &Fleet, args: &ReplayArgs, trace: &[TraceJob], rows_left_ou
     Ok(report(summary, &jobs, args.speed, rows_left_out))
 }
 
-async fn watch(fleet: &Fleet, live: &mut Live, count: usize, begun: Instant, within: Duration) -> Result<Vec<JobDocument>, FleetError> {
+async fn watch(
+    fleet: &Fleet,
+    live: &mut Live,
+    count: usize,
+    begun: Instant,
+    within: Duration,
+) -> Result<Vec<JobDocument>, FleetError> {
     loop {
         let jobs = fleet.jobs(count + 10).await?.jobs;
         let clusters = fleet.clusters().await?.clusters;
@@ -179,7 +198,10 @@ async fn watch(fleet: &Fleet, live: &mut Live, count: usize, begun: Instant, wit
         if begun.elapsed() > within {
             let open = jobs.iter().filter(|j| !j.done).count() + count.saturating_sub(jobs.len());
             let first = jobs.iter().find(|j| !j.done).map(|j| format!("; {} {}: {}", j.id, j.name, j.reason));
-            return Err(FleetError::Invalid(format!("{open} jobs have not ended within {within:?}{}", first.unwrap_or_default())));
+            return Err(FleetError::Invalid(format!(
+                "{open} jobs have not ended within {within:?}{}",
+                first.unwrap_or_default()
+            )));
         }
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
@@ -188,16 +210,34 @@ async fn watch(fleet: &Fleet, live: &mut Live, count: usize, begun: Instant, wit
 fn spec(n: usize, job: &TraceJob, speed: f64, exe: &Path, ledger: &Path) -> Result<JobSpec, FleetError> {
     let nodes = job.gpus.div_ceil(GPUS_PER_NODE).max(1);
     if nodes > NODES {
-        return Err(FleetError::Invalid(format!("job {n} wants {} GPUs; a cluster has {}", job.gpus, NODES * GPUS_PER_NODE)));
+        return Err(FleetError::Invalid(format!(
+            "job {n} wants {} GPUs; a cluster has {}",
+            job.gpus,
+            NODES * GPUS_PER_NODE
+        )));
     }
     let ms = (job.duration.as_secs_f64() * 1000.0 / speed).round() as u64;
     let base = parse_spec(b"run: 'true'").map_err(|e| FleetError::Invalid(e.to_string()))?.spec;
-    let argv = [&exe.display().to_string(), "work", "sleep", "--ms", &ms.to_string(), "--ledger", &ledger.display().to_string()];
-    let group: String = job.group.chars().filter(|c| c.is_ascii_alphanumeric() || "._-".contains(*c)).take(64).collect();
+    let argv = [
+        &exe.display().to_string(),
+        "work",
+        "sleep",
+        "--ms",
+        &ms.to_string(),
+        "--ledger",
+        &ledger.display().to_string(),
+    ];
+    let group: String =
+        job.group.chars().filter(|c| c.is_ascii_alphanumeric() || "._-".contains(*c)).take(64).collect();
     Ok(JobSpec {
         name: format!("trace-{n}"),
         tenant: if group.is_empty() { "default".into() } else { group },
-        resources: Resources { gpus: job.gpus.div_ceil(nodes), gpu: vec![], cpus: MilliCpu(1_000), memory: Bytes(0) },
+        resources: Resources {
+            gpus: job.gpus.div_ceil(nodes),
+            gpu: vec![],
+            cpus: MilliCpu(1_000),
+            memory: Bytes(0),
+        },
         nodes,
         run: Run::Argv(argv.map(str::to_owned).to_vec()),
         ..base
@@ -216,7 +256,8 @@ fn report(summary: Summary, jobs: &[JobDocument], speed: f64, rows_left_out: u64
     for job in jobs {
         for attempt in &job.attempts {
             if let (Some(from), Some(to)) = (attempt.started_at_ms, attempt.ended_at_ms) {
-                *busy.entry(attempt.cluster.to_string()).or_default() += to.saturating_sub(from) as f64 / 1000.0 * job.gpus as f64;
+                *busy.entry(attempt.cluster.to_string()).or_default() +=
+                    to.saturating_sub(from) as f64 / 1000.0 * job.gpus as f64;
             }
         }
     }
