@@ -185,6 +185,7 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
         store: store.clone(),
         api,
         started_at: clock::wall(),
+        grace: settings.grace,
     }));
     let router = crate::surface::api::router(node.clone());
     tracker.spawn(tasks::incoming(core.clone(), mesh.clone(), router.clone(), incoming, cancel.clone()));

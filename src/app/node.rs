@@ -15,6 +15,7 @@ use crate::base::{PeerName, Span, WallTime};
 use crate::core::api::{AttemptKey, Event, Flash};
 use crate::core::{ClientRequest, ClientResponse, Input};
 use crate::model::report::View;
+use crate::model::spec_input::SpecDefaults;
 use crate::runtime::driver::CoreHandle;
 use crate::runtime::handle::{CallError, MemberInfo, PeerHandle, ProxyRequest, ProxyResponse, SelfInfo};
 use crate::runtime::members::Members;
@@ -46,6 +47,7 @@ pub(super) struct NodeParts {
     pub store: Store,
     pub api: Option<SocketAddr>,
     pub started_at: WallTime,
+    pub grace: Span,
 }
 
 /// A running peer.
@@ -177,6 +179,10 @@ impl PeerHandle for Node {
     async fn drain(&self, draining: bool) -> Result<(), CallError> {
         self.draining.store(draining, std::sync::atomic::Ordering::Relaxed);
         if self.parts.core.input(Input::Drain(draining)).await { Ok(()) } else { Err(CallError::Stopping) }
+    }
+
+    fn spec_defaults(&self) -> SpecDefaults {
+        SpecDefaults { grace: Some(self.parts.grace) }
     }
 
     fn logs(&self, key: AttemptKey) -> Option<Vec<PathBuf>> {

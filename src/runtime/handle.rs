@@ -14,6 +14,7 @@ use crate::base::{PeerName, Span, StoreId, WallTime};
 use crate::core::api::{AttemptKey, Event};
 use crate::core::{ClientRequest, ClientResponse};
 use crate::model::report::View;
+use crate::model::spec_input::SpecDefaults;
 
 /// An API request that this peer passes to another, whose router answers it as its own.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -119,6 +120,10 @@ pub trait PeerHandle: Send + Sync + 'static {
     /// Takes no new attempts (true) or takes them again. Running attempts are stopped with notice and
     /// run again elsewhere.
     async fn drain(&self, draining: bool) -> Result<(), CallError>;
+    /// What a job gets that does not say.
+    fn spec_defaults(&self) -> SpecDefaults {
+        SpecDefaults::default()
+    }
     /// Log files of an attempt at this cluster; none if it never ran here.
     fn logs(&self, key: AttemptKey) -> Option<Vec<PathBuf>>;
     /// Events as they come.

@@ -3,7 +3,7 @@
 use crate::model::config::Config;
 use crate::model::report::MemberView;
 use crate::model::report_json::StatusReport;
-use crate::model::spec_input::{self, ParsedSpec};
+use crate::model::spec_input::{self, ParsedSpec, SpecDefaults};
 use crate::surface::documents::{boottime_now, wall_now};
 
 /// All mistakes of a document, one line each.
@@ -11,8 +11,8 @@ use crate::surface::documents::{boottime_now, wall_now};
 pub struct Mistakes(pub Vec<String>);
 
 /// Reads a YAML or JSON job document; what is wrong with it, line by line.
-pub fn parse_spec(text: &str) -> Result<ParsedSpec, Mistakes> {
-    spec_input::parse_spec(text.as_bytes()).map_err(|errors| match errors.mistakes() {
+pub fn parse_spec(text: &str, defaults: &SpecDefaults) -> Result<ParsedSpec, Mistakes> {
+    spec_input::parse_spec_with(text.as_bytes(), defaults).map_err(|errors| match errors.mistakes() {
         [] => Mistakes(vec![errors.to_string()]),
         list => Mistakes(list.iter().map(ToString::to_string).collect()),
     })

@@ -13,6 +13,7 @@ use super::{ApiError, ApiResult};
 use crate::base::{PeerName, Span};
 use crate::model::JobSpec;
 use crate::model::spec::limits::DOCUMENT_BYTES_MAX;
+use crate::model::spec_input::SpecDefaults;
 use crate::surface::seams;
 
 /// Longest idempotency key.
@@ -123,7 +124,7 @@ struct Envelope {
 }
 
 /// Reads a spec document, or `{spec, key}` around one, and the `Idempotency-Key` header.
-pub fn submission(headers: &HeaderMap, body: &Bytes) -> ApiResult<Submission> {
+pub fn submission(headers: &HeaderMap, body: &Bytes, defaults: &SpecDefaults) -> ApiResult<Submission> {
     let text = std::str::from_utf8(body).map_err(|_| ApiError::BadRequest("body: not UTF-8".into()))?;
     let header = match headers.get("idempotency-key") {
         Some(value) => Some(
@@ -142,7 +143,7 @@ pub fn submission(headers: &HeaderMap, body: &Bytes) -> ApiResult<Submission> {
     if document.len() > DOCUMENT_BYTES_MAX {
         return Err(ApiError::TooLarge(DOCUMENT_BYTES_MAX));
     }
-    let parsed = seams::parse_spec(&document).map_err(|m| ApiError::InvalidSpec(m.0))?;
+    let parsed = seams::parse_spec(&document, defaults).map_err(|m| ApiError::InvalidSpec(m.0))?;
     let key = header.or(inner).or(parsed.key);
     if let Some(key) = &key
         && (key.is_empty() || key.len() > KEY_BYTES_MAX || !key.bytes().all(|b| b.is_ascii_graphic()))

@@ -43,7 +43,7 @@ pub async fn submit(
     headers: HeaderMap,
     body: Bounded,
 ) -> ApiResult<Response> {
-    let submission = input::submission(&headers, &body.0)?;
+    let submission = input::submission(&headers, &body.0, &api.handle.spec_defaults())?;
     let spec = Box::new(submission.spec);
     if query.dry_run {
         let ClientResponse::Why(why) = api.call(ClientRequest::WhySpec { spec }).await? else {
