@@ -30,6 +30,7 @@ const IDLE_EVERY: Span = Span::secs(10);
 const IDLE_EVERY_MAX: Span = Span::secs(300);
 /// and an acting one refreshes its hint by a read this often.
 const READ_EVERY: Span = Span::secs(30);
+const READ_EVERY_PLACED: Span = Span::secs(5);
 /// Patience of the owner's own operations.
 const PATIENCE: Span = Span::secs(10);
 
@@ -239,7 +240,8 @@ impl Peer {
     pub(super) fn heal_hint(&mut self, record: &JobRecord) {
         let job = record.id();
         let home = record.birth.homes.iter().any(|h| h.peer == self.cfg.name && h.store == self.cfg.store);
-        if home && self.acceptor.job(&job).is_none_or(|r| r.version < record.version) {
+        let behind = |r: &JobRecord| r.version < record.version || (r.version == record.version && r != record);
+        if home && self.acceptor.job(&job).is_none_or(behind) {
             self.count("hints_refreshed");
             self.write_back(record);
         }
@@ -255,7 +257,9 @@ impl Peer {
         let now = self.now.mono;
         let Some(driven) = self.owner.jobs.get_mut(&job) else { return };
         let due = *driven.read_at.get_or_insert(now);
-        if now.since(due) >= READ_EVERY {
+        // A placement that nobody starts may be one that was never chosen: only this disk took it.
+        let every = if record.state == JobState::Placed { READ_EVERY_PLACED } else { READ_EVERY };
+        if now.since(due) >= every {
             driven.read_at = Some(now);
             self.propose(Origin::Job(record.birth.clone()), Task::Read, Purpose::OwnerRead, PATIENCE);
         }
@@ -594,9 +598,13 @@ impl Peer {
         self.drive_soon(job);
     }
 
+    /// A hint may also be ahead of the record: a value that only this disk took, since its proposer
+    /// crashed. Acting on it for ever would leave the job standing; writing back settles which one holds.
     pub(super) fn owner_read(&mut self, result: OpResult) {
-        if let OpResult::Value { value: Value::Job(record), .. } = result {
-            self.heal_hint(&record);
+        let OpResult::Value { value: Value::Job(record), .. } = result else { return };
+        if self.acceptor.job(&record.id()).is_some_and(|hint| *hint != *record) {
+            self.count("hints_settled");
+            self.write_back(&record);
         }
     }
 }
