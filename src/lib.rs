@@ -2,7 +2,7 @@
 //!
 //! Every cluster runs one identical peer. The layers, lowest first, are `base`, `model`, `core`,
 //! `transport`, `runtime`, `backends`, `data`, `surface`; a file imports only its own or lower
-//! layers (`layers.rs` in the tests enforces it) and `app` alone wires them together.
+//! layers (`simulations/tidy.rs` enforces it) and `app` alone wires them together.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 

@@ -113,7 +113,7 @@ pub struct Sent {
     pub paced: AtomicU64,
 }
 
-/// Opens [`LinkSocket`], once.
+/// Opens the socket over our links, once.
 pub struct LinkTransport {
     /// Where messages go.
     pub link: Arc<dyn GossipLink>,
