@@ -202,3 +202,8 @@ pub fn verdict_holds(folder: &Path, ids: &[&str], moved: u64) {
     assert!(verdict.holds(), "{verdict:#?}");
     assert_eq!((verdict.moved, verdict.unexpected), (moved, 0), "{verdict:#?}");
 }
+
+/// The outcome of a program that ended with this code.
+pub fn exited(code: i32) -> Value {
+    serde_json::json!({ "kind": "exited", "value": code })
+}

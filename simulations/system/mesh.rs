@@ -109,6 +109,22 @@ impl PeerProcess {
         self.wait_up();
     }
 
+    /// Starts it again where it has ended by itself.
+    pub fn revive(&mut self) {
+        let state = self.state.clone();
+        let ended = until(&format!("{} answers or has ended", self.name), || {
+            let status = self.child.as_mut().and_then(|c| c.try_wait().ok().flatten());
+            match (status, get(&state, "/v1/jobs")) {
+                (Some(_), _) => Ok(true),
+                (None, Ok(_)) => Ok(false),
+                (None, Err(why)) => Err(why),
+            }
+        });
+        if ended {
+            self.restart();
+        }
+    }
+
     /// What it wrote to standard error.
     pub fn words(&self) -> String {
         fs::read_to_string(self.log()).unwrap_or_default()
