@@ -15,7 +15,7 @@ use starling::surface::ledger::{Expected, judge};
 /// The binary under test.
 pub const STARLING: &str = env!("CARGO_BIN_EXE_starling");
 /// Failure bound of a wait; nothing takes so long unless it is broken or the machine is very busy.
-pub const LONG: Duration = Duration::from_secs(90);
+pub const LONG: Duration = Duration::from_secs(30);
 
 /// Waits until `look` finds something, and says what was last seen where it never does.
 pub fn until<T>(what: &str, mut look: impl FnMut() -> Result<T, String>) -> T {

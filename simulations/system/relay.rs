@@ -90,7 +90,12 @@ fn a_cut_pair_works_through_the_third() {
     });
     let spec = "name: far\nresources: {gpus: 1}\nplacement: {clusters: [gamma]}\nrun: 'echo at $STARLING_CLUSTER; exec sleep 600'\n";
     let id = submit(&state("alpha"), spec);
-    let job = in_state(&state("alpha"), &id, &["running"]);
+    let job = until("it runs at gamma", || {
+        let job = job(&state("alpha"), &id)?;
+        let why = || get(&state("alpha"), &format!("/v1/jobs/{id}/why")).map_or_else(|e| e, |w| w.to_string());
+        let links = || get(&state("alpha"), "/v1/links").map_or_else(|e| e, |w| w.to_string());
+        if job["state"] == "running" { Ok(job) } else { Err(format!("{} {}", why(), links())) }
+    });
     assert_eq!(job["cluster"], "gamma", "{job:#}");
     until("the log is read through the third", || {
         let out = cli(&state("alpha"), &["logs", &id]);
