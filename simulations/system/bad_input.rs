@@ -13,7 +13,8 @@ fn specs_with_mistakes_name_each_of_them() {
     let mesh = Mesh::start([Plan::new("alpha")]);
     let state = mesh.state("alpha");
     let refused = |spec: &str| try_submit(state, spec, None).expect_err(spec);
-    let (status, body) = refused("nmae: x\nresources: {gpsu: 1, gpus: 99999999999}\nretries: -4\nrun: [\"true\"]\n");
+    let (status, body) =
+        refused("nmae: x\nresources: {gpsu: 1, gpus: 99999999999}\nretries: -4\nrun: [\"true\"]\n");
     assert_eq!((status, body.code.as_str()), (422, "invalid_spec"), "{body:?}");
     for named in ["nmae", "gpsu", "99999999999", "retries"] {
         assert!(body.details.iter().any(|d| d.contains(named)), "{named}: {body:?}");
@@ -31,7 +32,10 @@ fn specs_with_mistakes_name_each_of_them() {
         let (status, body) = refused(spec);
         assert_eq!(status, 422, "{spec:?}: {body:?}");
         let told = format!("{} {}", body.message, body.details.join(" "));
-        assert!(told.contains(named) && !told.contains('\u{7}') && !told.contains('\u{1b}'), "{spec:?}: {body:?}");
+        assert!(
+            told.contains(named) && !told.contains('\u{7}') && !told.contains('\u{1b}'),
+            "{spec:?}: {body:?}"
+        );
     }
     // 10 MB: refused by the command before it is sent, and by the API whoever sends it.
     let big = format!("run: [\"true\"]\nname: x\n# {}\n", "x".repeat(10 << 20));
@@ -41,9 +45,16 @@ fn specs_with_mistakes_name_each_of_them() {
     assert_eq!((out.code, out.json()["error"]["code"].as_str()), (2, Some("usage")), "{out:?}");
     let (status, body) = refused(&big);
     assert!(status == 413 && body.code == "too_large" || status == 0, "{status} {body:?}");
-    let (status, body) = ask(state, Method::POST, "/v1/jobs?dry=1", Some(b"run: [x]"), &[]).expect_err("refused");
+    let (status, body) =
+        ask(state, Method::POST, "/v1/jobs?dry=1", Some(b"run: [x]"), &[]).expect_err("refused");
     assert_eq!((status, body.code.as_str()), (400, "bad_request"), "{body:?}");
-    for (path, status) in [("/v1/jobs/zzzz", 400..=404), ("/v1/jobs/00000000", 400..=400), ("/v1/jobs/aaaa2222", 404..=404), ("/v1/clusters/nobody", 404..=404), ("/nothing", 404..=404)] {
+    for (path, status) in [
+        ("/v1/jobs/zzzz", 400..=404),
+        ("/v1/jobs/00000000", 400..=400),
+        ("/v1/jobs/aaaa2222", 404..=404),
+        ("/v1/clusters/nobody", 404..=404),
+        ("/nothing", 404..=404),
+    ] {
         let (got, body) = ask(state, Method::GET, path, None, &[]).expect_err(path);
         assert!(status.contains(&got), "{path}: {got} {body:?}");
     }
@@ -59,7 +70,8 @@ fn a_job_that_fits_nowhere_ever_is_refused_with_the_nearest_cluster() {
     plans[1].gpus = 8;
     let mesh = Mesh::start(plans);
     let state = mesh.state("alpha");
-    let (status, body) = try_submit(state, "resources: {gpus: 16, gpu: [H100-80G]}\nrun: [\"true\"]\n", None).expect_err("refused");
+    let (status, body) = try_submit(state, "resources: {gpus: 16, gpu: [H100-80G]}\nrun: [\"true\"]\n", None)
+        .expect_err("refused");
     assert_eq!((status, body.code.as_str()), (422, "fits_nowhere"), "{body:?}");
     let told = &body.message;
     assert!(told.contains("beta") && told.contains("16 x H100") && told.contains('8'), "{body:?}");
@@ -108,7 +120,10 @@ fn a_state_folder_is_not_taken_twice_nor_from_a_newer_version() {
     assert!(garbage.code != 0 && garbage.err.contains("format"), "{garbage:?}");
     fs::write(&format, was).expect("written");
     let renamed = up(&["--name", "omega"]);
-    assert!(renamed.code != 0 && renamed.err.contains("alpha") && renamed.err.contains("omega"), "{renamed:?}");
+    assert!(
+        renamed.code != 0 && renamed.err.contains("alpha") && renamed.err.contains("omega"),
+        "{renamed:?}"
+    );
     mesh.peers[0].restart();
     assert_eq!(mesh.peers[0].get(&format!("/v1/jobs/{id}"))["state"], "succeeded");
 }
@@ -126,7 +141,11 @@ fn configurations_with_mistakes_start_nothing() {
     }
     assert!(!state.exists());
     let checked = cli(&state, &["--json", "config", "check", path]).json();
-    assert_eq!((&checked["ok"], checked["mistakes"].as_array().map(Vec::len)), (&json!(false), Some(3)), "{checked:#}");
+    assert_eq!(
+        (&checked["ok"], checked["mistakes"].as_array().map(Vec::len)),
+        (&json!(false), Some(3)),
+        "{checked:#}"
+    );
     let none = cli(&state, &["jobs"]);
     assert_eq!(none.code, 4, "{none:?}");
     assert!(none.err.contains("starling up"), "{none:?}");

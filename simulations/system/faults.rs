@@ -35,7 +35,11 @@ fn a_killed_peers_job_goes_on_elsewhere_from_its_checkpoint() {
     let clusters = of_attempts(&job, "cluster");
     assert_eq!((clusters.len(), &clusters[0]), (2, &json!(first)), "{job:#}");
     assert_ne!(clusters[1], json!(first), "{job:#}");
-    assert_eq!((&job["attempts"][0]["outcome"]["kind"], &job["losses"]), (&json!("lost"), &json!(1)), "{job:#}");
+    assert_eq!(
+        (&job["attempts"][0]["outcome"]["kind"], &job["losses"]),
+        (&json!("lost"), &json!(1)),
+        "{job:#}"
+    );
     verdict_holds(&folder, &[&id], 1);
 
     // Back again, it knows the end and runs nothing of it.
@@ -92,7 +96,11 @@ fn sigterm_moves_jobs_where_it_is_told_to() {
     checkpointed(&folder, &id);
     let begun = Instant::now();
     let status = mesh.peers.iter_mut().find(|p| p.name == first).expect("it").terminate();
-    assert!(status.success() && begun.elapsed() < Duration::from_secs(40), "{status} after {:?}", begun.elapsed());
+    assert!(
+        status.success() && begun.elapsed() < Duration::from_secs(40),
+        "{status} after {:?}",
+        begun.elapsed()
+    );
     let asked = mesh.peers.iter().find(|p| p.name != first).expect("another").state.clone();
     let job = succeeded(&asked, &id);
     let clusters = of_attempts(&job, "cluster");
@@ -110,7 +118,11 @@ fn sigterm_leaves_jobs_for_a_peer_that_comes_back() {
     let peer = mesh.peers.iter_mut().find(|p| p.name == first).expect("it");
     let begun = Instant::now();
     let status = peer.terminate();
-    assert!(status.success() && begun.elapsed() < Duration::from_secs(30), "{status} after {:?}", begun.elapsed());
+    assert!(
+        status.success() && begun.elapsed() < Duration::from_secs(30),
+        "{status} after {:?}",
+        begun.elapsed()
+    );
     peer.restart();
     let job = succeeded(mesh.state(&first), &id);
     assert_eq!(of_attempts(&job, "cluster"), [json!(first)], "{job:#}");
@@ -120,7 +132,8 @@ fn sigterm_leaves_jobs_for_a_peer_that_comes_back() {
 #[test]
 fn what_was_answered_is_there_after_kills_at_any_moment() {
     let mut mesh = Mesh::start(["alpha", "beta", "gamma"].map(Plan::new));
-    let spec = "resources: {gpus: 1, cpus: 100m, memory: 100M}\nplacement: {clusters: [alpha]}\nrun: [\"true\"]\n";
+    let spec =
+        "resources: {gpus: 1, cpus: 100m, memory: 100M}\nplacement: {clusters: [alpha]}\nrun: [\"true\"]\n";
     let mut answered = Vec::new();
     let mut seed = starling::base::Rng::new(7);
     for round in 0..4 {

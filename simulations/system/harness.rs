@@ -15,7 +15,7 @@ use starling::surface::ledger::{Expected, judge};
 /// The binary under test.
 pub const STARLING: &str = env!("CARGO_BIN_EXE_starling");
 /// Failure bound of a wait; nothing takes so long unless it is broken or the machine is very busy.
-pub const LONG: Duration = Duration::from_secs(30);
+pub const LONG: Duration = Duration::from_secs(90);
 
 /// Waits until `look` finds something, and says what was last seen where it never does.
 pub fn until<T>(what: &str, mut look: impl FnMut() -> Result<T, String>) -> T {
@@ -86,8 +86,12 @@ pub fn ask(
     answer.map_err(|failure| match failure {
         ClientFailure::Api(status, body) => (status, body),
         other => {
-            let body =
-                ErrorBody { code: "none".into(), message: other.to_string(), hint: String::new(), details: Vec::new() };
+            let body = ErrorBody {
+                code: "none".into(),
+                message: other.to_string(),
+                hint: String::new(),
+                details: Vec::new(),
+            };
             (0, body)
         }
     })
@@ -171,7 +175,8 @@ pub fn kill_attempts(state: &Path) {
         let guarded = fs::read(attempt.path().join("guarded")).unwrap_or_default();
         let Ok(guarded) = serde_json::from_slice::<Value>(&guarded) else { continue };
         let number = |key: &str| guarded["guard"][key].as_u64();
-        let (Some(pid), Some(start)) = (number("pid").and_then(|p| i32::try_from(p).ok()), number("start")) else {
+        let (Some(pid), Some(start)) = (number("pid").and_then(|p| i32::try_from(p).ok()), number("start"))
+        else {
             continue;
         };
         // Another process may have the number by now.
@@ -180,7 +185,8 @@ pub fn kill_attempts(state: &Path) {
         }
         let all = fs::read_dir("/proc").into_iter().flatten().flatten();
         let pids = all.filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok());
-        let members: Vec<i32> = pids.filter(|p| session_and_start(*p).is_some_and(|(s, _)| s == pid)).collect();
+        let members: Vec<i32> =
+            pids.filter(|p| session_and_start(*p).is_some_and(|(s, _)| s == pid)).collect();
         for member in members.into_iter().chain([pid]) {
             if let Some(member) = Pid::from_raw(member) {
                 // It may have ended by itself.

@@ -214,7 +214,9 @@ impl Mesh {
             until(&format!("{} sees all", peer.name), || {
                 let list = get(&peer.state, "/v1/clusters")?;
                 let clusters = list["clusters"].as_array().cloned().unwrap_or_default();
-                let good = |c: &&Value| c["liveness"] == "alive" && !c["gpus"].as_object().is_none_or(|g| g.is_empty());
+                let good = |c: &&Value| {
+                    c["liveness"] == "alive" && !c["gpus"].as_object().is_none_or(|g| g.is_empty())
+                };
                 let alive = clusters.iter().filter(good).count();
                 if alive == self.peers.len() { Ok(()) } else { Err(format!("{list}")) }
             });

@@ -30,9 +30,16 @@ fn a_job_from_submit_to_its_logs() {
     assert_eq!(waited["jobs"][0]["state"], "succeeded", "{waited:#}");
 
     let logs = cli(state, &["logs", &id]).ok();
-    for part in
-        ["hello world gpus=0,1", &format!("STARLING_JOB_ID={id}"), "STARLING_EPOCH=1", "STARLING_CLUSTER=alpha", "CHECKPOINT_PATH=/tmp", "TRACEPARENT=00-", "RANK=0", "WORLD_SIZE=1"]
-    {
+    for part in [
+        "hello world gpus=0,1",
+        &format!("STARLING_JOB_ID={id}"),
+        "STARLING_EPOCH=1",
+        "STARLING_CLUSTER=alpha",
+        "CHECKPOINT_PATH=/tmp",
+        "TRACEPARENT=00-",
+        "RANK=0",
+        "WORLD_SIZE=1",
+    ] {
         assert!(logs.out.contains(part), "{part}: {logs:?}");
     }
     assert!((logs.out.clone() + &logs.err).contains("to stderr"), "{logs:?}");
@@ -43,7 +50,18 @@ fn a_job_from_submit_to_its_logs() {
 
     let shown = cli(state, &["--json", "job", prefix]).ok().json();
     assert_eq!((&shown["id"], &shown["attempts"][0]["outcome"]), (&json!(id), &exited(0)), "{shown:#}");
-    for args in [&["job", prefix][..], &["jobs"], &["queue"], &["why", prefix], &["clusters"], &["clusters", "alpha"], &["links"], &["view", "--tree"], &["peer"], &["member", "list"]] {
+    for args in [
+        &["job", prefix][..],
+        &["jobs"],
+        &["queue"],
+        &["why", prefix],
+        &["clusters"],
+        &["clusters", "alpha"],
+        &["links"],
+        &["view", "--tree"],
+        &["peer"],
+        &["member", "list"],
+    ] {
         assert!(!cli(state, args).ok().out.is_empty(), "{args:?}");
         let with = [&["--json"], args].concat();
         cli(state, &with).ok().json();
@@ -61,9 +79,17 @@ fn ends_are_reported_as_they_are() {
         (out.code, out.json()["jobs"][0].clone())
     };
     let (code, job) = run(&["--", "sh", "-c", "exit 42"]);
-    assert_eq!((code, &job["state"], &job["attempts"][0]["outcome"]), (1, &json!("failed"), &exited(42)), "{job:#}");
+    assert_eq!(
+        (code, &job["state"], &job["attempts"][0]["outcome"]),
+        (1, &json!("failed"), &exited(42)),
+        "{job:#}"
+    );
     let (code, job) = run(&["--", "sh", "-c", "kill -SEGV $$"]);
-    assert_eq!((code, &job["attempts"][0]["outcome"]), (1, &json!({ "kind": "signaled", "value": 11 })), "{job:#}");
+    assert_eq!(
+        (code, &job["attempts"][0]["outcome"]),
+        (1, &json!({ "kind": "signaled", "value": 11 })),
+        "{job:#}"
+    );
     let (code, job) = run(&["--", "/nonexistent/program"]);
     assert_eq!((code, &job["state"]), (1, &json!("failed")), "{job:#}");
     let (code, job) = run(&["--max-runtime", "1s", "--", "sleep", "600"]);
@@ -91,7 +117,11 @@ fn a_cancel_ends_a_running_and_a_waiting_job() {
         let why = get(state, &format!("/v1/jobs/{waiting}/why"))?;
         let cluster = &why["clusters"][0];
         let told = cluster["reasons"].as_array().is_some_and(|r| !r.is_empty());
-        if cluster["fits_ever"] == true && cluster["fits_now"] == false && told { Ok(why) } else { Err(why.to_string()) }
+        if cluster["fits_ever"] == true && cluster["fits_now"] == false && told {
+            Ok(why)
+        } else {
+            Err(why.to_string())
+        }
     });
     assert_eq!(why["state"], "pending", "{why:#}");
     let text = cli(state, &["why", &waiting]).ok().out;
@@ -103,7 +133,11 @@ fn a_cancel_ends_a_running_and_a_waiting_job() {
     assert_eq!((&job["state"], of_attempts(&job, "epoch").len()), (&json!("cancelled"), 0), "{job:#}");
     cli(state, &["cancel", &running]).ok();
     let job = ended(state, &running);
-    assert_eq!((&job["state"], &job["attempts"][0]["outcome"]["kind"]), (&json!("cancelled"), &json!("cancelled")), "{job:#}");
+    assert_eq!(
+        (&job["state"], &job["attempts"][0]["outcome"]["kind"]),
+        (&json!("cancelled"), &json!("cancelled")),
+        "{job:#}"
+    );
     // Again is no harm, and its end stays.
     cli(state, &["cancel", &running]).ok();
     assert_eq!(job["finished_at_ms"], ended(state, &running)["finished_at_ms"]);
@@ -139,23 +173,38 @@ fn the_two_documents_of_the_seed_articles_work() {
 
     let report = cli(state, &["clusters", "alpha", "--report"]).ok().json();
     let keys: Vec<&String> = report.as_object().expect("an object").keys().collect();
-    let mut wanted =
-        ["cluster_id", "gpu_nodes", "gpu_busy", "gpu_free", "gpu_models", "queued_jobs", "avg_cpu_usage", "avg_gpu_usage", "last_heartbeat"];
+    let mut wanted = [
+        "cluster_id",
+        "gpu_nodes",
+        "gpu_busy",
+        "gpu_free",
+        "gpu_models",
+        "queued_jobs",
+        "avg_cpu_usage",
+        "avg_gpu_usage",
+        "last_heartbeat",
+    ];
     wanted.sort_unstable();
     assert_eq!(keys, wanted, "{report:#}");
-    assert_eq!((&report["cluster_id"], &report["gpu_models"]), (&json!("alpha"), &json!(["A100-80G"])), "{report:#}");
+    assert_eq!(
+        (&report["cluster_id"], &report["gpu_models"]),
+        (&json!("alpha"), &json!(["A100-80G"])),
+        "{report:#}"
+    );
 }
 
 #[test]
 fn an_image_without_a_container_runtime_is_refused_in_words() {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let installed = std::env::split_paths(&path).any(|f| ["podman", "docker"].iter().any(|n| f.join(n).is_file()));
+    let installed =
+        std::env::split_paths(&path).any(|f| ["podman", "docker"].iter().any(|n| f.join(n).is_file()));
     if installed {
         eprintln!("not tried: podman or docker is installed here");
         return;
     }
     let mesh = Mesh::start([Plan::new("alpha")]);
-    let refused = try_submit(mesh.state("alpha"), "image: example.com/x:1\nrun: [\"true\"]\n", None).expect_err("refused");
+    let refused = try_submit(mesh.state("alpha"), "image: example.com/x:1\nrun: [\"true\"]\n", None)
+        .expect_err("refused");
     assert_eq!((refused.0, refused.1.code.as_str()), (422, "fits_nowhere"), "{refused:?}");
     assert!(refused.1.message.contains("podman"), "{refused:?}");
 }

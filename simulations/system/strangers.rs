@@ -110,7 +110,10 @@ fn garbage_on_the_quic_port_disturbs_nobody() {
     let ids: Vec<String> = (0..6)
         .map(|n| {
             let at = ["alpha", "beta"][n % 2];
-            let spec = format!("resources: {{gpus: 1}}\nplacement: {{clusters: [{}]}}\nrun: [\"true\"]\n", ["beta", "alpha"][n % 2]);
+            let spec = format!(
+                "resources: {{gpus: 1}}\nplacement: {{clusters: [{}]}}\nrun: [\"true\"]\n",
+                ["beta", "alpha"][n % 2]
+            );
             submit(mesh.state(at), &spec)
         })
         .collect();

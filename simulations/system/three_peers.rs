@@ -25,7 +25,11 @@ fn a_job_is_run_read_and_ended_through_different_peers() {
     cli(c, &["cancel", &id]).ok();
     for state in [a, b, c] {
         let job = ended(state, &id);
-        assert_eq!((&job["state"], &job["attempts"][0]["cluster"]), (&json!("cancelled"), &json!("beta")), "{job:#}");
+        assert_eq!(
+            (&job["state"], &job["attempts"][0]["cluster"]),
+            (&json!("cancelled"), &json!("beta")),
+            "{job:#}"
+        );
     }
 }
 
@@ -34,7 +38,8 @@ fn peers_agree_about_clusters_links_and_the_tree() {
     let mesh = Mesh::three();
     let names = ["alpha", "beta", "gamma"];
     let of = |list: &Value, key: &str| -> Vec<String> {
-        let mut found: Vec<String> = list.as_array().into_iter().flatten().filter_map(|x| Some(x[key].as_str()?.to_owned())).collect();
+        let mut found: Vec<String> =
+            list.as_array().into_iter().flatten().filter_map(|x| Some(x[key].as_str()?.to_owned())).collect();
         found.sort_unstable();
         found
     };
@@ -42,18 +47,27 @@ fn peers_agree_about_clusters_links_and_the_tree() {
         let peer = mesh.peer(name);
         let clusters = cli(&peer.state, &["--json", "clusters"]).ok().json();
         assert_eq!(of(&clusters["clusters"], "name"), names, "{clusters:#}");
-        assert_eq!(of(&clusters["clusters"], "region"), ["ap-south", "eu-central", "us-east"], "{clusters:#}");
+        assert_eq!(
+            of(&clusters["clusters"], "region"),
+            ["ap-south", "eu-central", "us-east"],
+            "{clusters:#}"
+        );
         let members = cli(&peer.state, &["--json", "member", "list"]).ok().json();
         assert_eq!(of(&members["members"], "name"), names, "{members:#}");
         let links = until("all six links are measured", || {
             let links = get(&peer.state, "/v1/links")?;
             let list = links["links"].as_array().cloned().unwrap_or_default();
-            let direct = list.iter().filter(|l| l["direct"] == true && l["rtt_ms"].as_f64().is_some_and(|r| r > 0.0)).count();
+            let direct = list
+                .iter()
+                .filter(|l| l["direct"] == true && l["rtt_ms"].as_f64().is_some_and(|r| r > 0.0))
+                .count();
             if direct == 6 { Ok(links) } else { Err(links.to_string()) }
         });
         assert_eq!(links["links"].as_array().map(Vec::len), Some(6), "{links:#}");
         let tree = cli(&peer.state, &["view", "--tree"]).ok().out;
-        for part in ["eu-central", "us-east", "ap-south", "alpha", "beta", "gamma", "pool", "region", "cluster"] {
+        for part in
+            ["eu-central", "us-east", "ap-south", "alpha", "beta", "gamma", "pool", "region", "cluster"]
+        {
             assert!(tree.contains(part), "{part}: {tree}");
         }
         let matrix = cli(&peer.state, &["links"]).ok().out;
@@ -83,8 +97,13 @@ fn a_drained_cluster_hands_back_and_takes_again() {
     let waits = submit(a, &only);
     until("why says that it drains", || {
         let why = get(a, &format!("/v1/jobs/{waits}/why"))?;
-        let row = why["clusters"].as_array().and_then(|c| c.iter().find(|c| c["cluster"] == json!(first)).cloned());
-        if row.is_some_and(|r| r["reasons"].to_string().contains("drain")) { Ok(()) } else { Err(why.to_string()) }
+        let row =
+            why["clusters"].as_array().and_then(|c| c.iter().find(|c| c["cluster"] == json!(first)).cloned());
+        if row.is_some_and(|r| r["reasons"].to_string().contains("drain")) {
+            Ok(())
+        } else {
+            Err(why.to_string())
+        }
     });
     assert_eq!(job_state(a, &waits), "pending");
     cli(&other.state, &["undrain", &first]).ok();
