@@ -16,6 +16,9 @@ use crate::base::{BoundedVec, ContactId, Epoch, Home, JobId, PeerName, Span, Tra
 pub const RECORD_BYTES_MAX: usize = 64 * 1024;
 /// Attempts kept in the record; older ones are counted only.
 pub const ATTEMPTS_KEPT: usize = 16;
+/// A job that could not be started so often in a row, over about half a minute and wherever it fits, is
+/// given up: its program is missing everywhere.
+pub const NOT_STARTED_MAX: usize = 8;
 
 /// What a job's id hashes: who minted it, and which members hold it from birth.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -519,7 +522,14 @@ impl JobRecord {
                 self.reason = format!("stopped at {cluster} ({why}); runs again from its checkpoint")
             }
             Outcome::NotStarted(why) => {
-                self.hold = Span::secs(1);
+                let of_late = self.attempts.iter().rev();
+                let misses =
+                    of_late.take_while(|a| matches!(a.outcome, Some(Outcome::NotStarted(_)))).count();
+                if misses >= NOT_STARTED_MAX {
+                    let text = format!("could not be started {misses} times, last at {cluster}: {why}");
+                    return self.finish(JobState::Failed, text, at);
+                }
+                self.hold = Span::secs(1 << (misses / 2));
                 self.reason = format!("{cluster} could not start it: {why}");
             }
         }

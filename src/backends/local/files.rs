@@ -221,6 +221,12 @@ impl AttemptDir {
         self.file("run-token.taken").exists()
     }
 
+    /// The folder is not there, or [`Self::prepare`] did not make it: nothing ever ran in it.
+    pub fn never_made(&self) -> bool {
+        let there = |name: &str| self.file(name).try_exists().unwrap_or(true);
+        !there("spec.json") && !there("run-token.taken") && !there("guarded")
+    }
+
     /// Held by the guard for its whole life. None if another process holds it.
     pub fn lock(&self) -> io::Result<Option<File>> {
         let file = OpenOptions::new().read(true).write(true).open(self.file("lock"))?;

@@ -336,6 +336,12 @@ impl Keeper {
         let ended = match self.guarded(key, &dir) {
             Ok(true) => dir.ended(),
             Ok(false) => {
+                // A full disk may have kept its folder from being made, or the word that it did not start
+                // from being written: a folder is made whole, so nothing ran in this one.
+                if matches!(dir.ended(), Ok(None)) && dir.never_made() {
+                    let why = "the disk was full when it was to start".to_owned();
+                    return self.close_unstarted(key, Outcome::NotStarted(why));
+                }
                 dir.ended().and_then(|e| e.map_or_else(|| orphan::close(&dir).map(Some), |e| Ok(Some(e))))
             }
             Err(error) => Err(error),

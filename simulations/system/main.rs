@@ -1,0 +1,11 @@
+//! Real `starling` processes on loopback: what a user gets, what bad input gets, and what is left after
+//! peers are killed. Folders are temporary, ports are free ones, waits are on conditions.
+
+mod bad_input;
+mod faults;
+mod harness;
+mod mesh;
+mod one_peer;
+mod relay;
+mod strangers;
+mod three_peers;

@@ -1,0 +1,210 @@
+//! One peer and its jobs, by the commands a user types.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use serde_json::json;
+
+use super::harness::*;
+use super::mesh::{Mesh, Plan};
+
+#[test]
+fn a_job_from_submit_to_its_logs() {
+    let mesh = Mesh::start([Plan::new("alpha")]);
+    let state = mesh.state("alpha");
+    let file = mesh.folder.path().join("job.yaml");
+    let spec = "name: hello\nresources: {gpus: 2, gpu: [A100-80G]}\nenv: {WHO: world}\ncheckpoint: {path: /tmp}\n\
+                run: 'echo hello $WHO gpus=$CUDA_VISIBLE_DEVICES; env | grep -E \"^(STARLING_|CHECKPOINT_PATH|TRACEPARENT|RANK|WORLD_SIZE)\"; echo to stderr >&2'\n";
+    fs::write(&file, spec).expect("written");
+    let path = file.to_str().expect("a path");
+    let dry = cli(state, &["--json", "submit", "--dry-run", path]).ok().json();
+    assert_eq!(dry["clusters"][0]["fits_now"], true, "{dry:#}");
+    let taken = cli(state, &["submit", path]).ok().out;
+    for hint in ["next:", "starling logs", "starling why"] {
+        assert!(taken.contains(hint), "{hint}: {taken}");
+    }
+    let list = cli(state, &["--json", "jobs"]).ok().json();
+    let id = list["jobs"][0]["id"].as_str().expect("an id").to_owned();
+    let prefix = &id[..8];
+    let waited = cli(state, &["--json", "wait", prefix]).ok().json();
+    assert_eq!(waited["jobs"][0]["state"], "succeeded", "{waited:#}");
+
+    let logs = cli(state, &["logs", &id]).ok();
+    for part in [
+        "hello world gpus=0,1",
+        &format!("STARLING_JOB_ID={id}"),
+        "STARLING_EPOCH=1",
+        "STARLING_CLUSTER=alpha",
+        "CHECKPOINT_PATH=/tmp",
+        "TRACEPARENT=00-",
+        "RANK=0",
+        "WORLD_SIZE=1",
+    ] {
+        assert!(logs.out.contains(part), "{part}: {logs:?}");
+    }
+    assert!((logs.out.clone() + &logs.err).contains("to stderr"), "{logs:?}");
+    let only = cli(state, &["logs", "--stream", "stderr", &id]).ok();
+    assert!(!only.out.contains("hello world"), "{only:?}");
+    let followed = cli(state, &["logs", "-f", prefix]).ok();
+    assert!(followed.out.contains("hello world"), "{followed:?}");
+
+    let shown = cli(state, &["--json", "job", prefix]).ok().json();
+    assert_eq!((&shown["id"], &shown["attempts"][0]["outcome"]), (&json!(id), &exited(0)), "{shown:#}");
+    for args in [
+        &["job", prefix][..],
+        &["jobs"],
+        &["queue"],
+        &["why", prefix],
+        &["clusters"],
+        &["clusters", "alpha"],
+        &["links"],
+        &["view", "--tree"],
+        &["peer"],
+        &["member", "list"],
+    ] {
+        assert!(!cli(state, args).ok().out.is_empty(), "{args:?}");
+        let with = [&["--json"], args].concat();
+        cli(state, &with).ok().json();
+    }
+    let clusters = cli(state, &["clusters"]).ok().out;
+    assert!(clusters.contains("4/4 A100-80G (virtual)"), "{clusters}");
+}
+
+#[test]
+fn ends_are_reported_as_they_are() {
+    let mesh = Mesh::start([Plan::new("alpha")]);
+    let state = mesh.state("alpha");
+    let run = |args: &[&str]| {
+        let out = cli(state, &[&["--json", "run", "--wait"], args].concat());
+        (out.code, out.json()["jobs"][0].clone())
+    };
+    let (code, job) = run(&["--", "sh", "-c", "exit 42"]);
+    assert_eq!(
+        (code, &job["state"], &job["attempts"][0]["outcome"]),
+        (1, &json!("failed"), &exited(42)),
+        "{job:#}"
+    );
+    let (code, job) = run(&["--", "sh", "-c", "kill -SEGV $$"]);
+    assert_eq!(
+        (code, &job["attempts"][0]["outcome"]),
+        (1, &json!({ "kind": "signaled", "value": 11 })),
+        "{job:#}"
+    );
+    let (code, job) = run(&["--", "/nonexistent/program"]);
+    assert_eq!((code, &job["state"]), (1, &json!("failed")), "{job:#}");
+    let (code, job) = run(&["--max-runtime", "1s", "--", "sleep", "600"]);
+    assert_eq!((code, &job["attempts"][0]["outcome"]), (1, &json!({ "kind": "timed_out" })), "{job:#}");
+    // The second try finds what the first one left.
+    let mark = mesh.folder.path().join("mark");
+    let script = format!("test -e {0} && exit 0; touch {0}; exit 3", mark.display());
+    let (code, job) = run(&["--retries", "2", "--gpus", "1", "--", "sh", "-c", &script]);
+    assert_eq!((code, of_attempts(&job, "outcome")), (0, vec![exited(3), exited(0)]), "{job:#}");
+    let (code, job) = run(&["--retries", "1", "--", "false"]);
+    assert_eq!((code, of_attempts(&job, "epoch")), (1, vec![json!(1), json!(2)]), "{job:#}");
+    assert_eq!(job["failures"], 2, "{job:#}");
+}
+
+#[test]
+fn a_cancel_ends_a_running_and_a_waiting_job() {
+    let mesh = Mesh::start([Plan::new("alpha")]);
+    let state = mesh.state("alpha");
+    let long = "name: long\nresources: {gpus: 4, gpu: [A100-80G]}\nrun: [sleep, \"600\"]\n";
+    let running = submit(state, long);
+    in_state(state, &running, &["running"]);
+    let waiting = submit(state, long);
+    // It fits nowhere now, and `why` says so.
+    let why = until("why says that no GPU is free", || {
+        let why = get(state, &format!("/v1/jobs/{waiting}/why"))?;
+        let cluster = &why["clusters"][0];
+        let told = cluster["reasons"].as_array().is_some_and(|r| !r.is_empty());
+        if cluster["fits_ever"] == true && cluster["fits_now"] == false && told {
+            Ok(why)
+        } else {
+            Err(why.to_string())
+        }
+    });
+    assert_eq!(why["state"], "pending", "{why:#}");
+    let text = cli(state, &["why", &waiting]).ok().out;
+    assert!(text.contains("alpha") && text.contains("GPU"), "{text}");
+
+    let out = cli(state, &["--json", "cancel", &waiting[..12]]).ok().json();
+    assert_eq!(out["id"], json!(waiting), "{out:#}");
+    let job = ended(state, &waiting);
+    assert_eq!((&job["state"], of_attempts(&job, "epoch").len()), (&json!("cancelled"), 0), "{job:#}");
+    cli(state, &["cancel", &running]).ok();
+    let job = ended(state, &running);
+    assert_eq!(
+        (&job["state"], &job["attempts"][0]["outcome"]["kind"]),
+        (&json!("cancelled"), &json!("cancelled")),
+        "{job:#}"
+    );
+    // Again is no harm, and its end stays.
+    cli(state, &["cancel", &running]).ok();
+    assert_eq!(job["finished_at_ms"], ended(state, &running)["finished_at_ms"]);
+    // The GPUs are free again.
+    let out = cli(state, &["run", "--gpus", "4", "--wait", "--", "true"]);
+    assert_eq!(out.code, 0, "{out:?}");
+}
+
+#[test]
+fn the_two_documents_of_the_seed_articles_work() {
+    // A stand-in for podman, so that an image "runs" on any machine: it says what it would have run.
+    let folder = tempfile::tempdir().expect("a folder");
+    let runtime = folder.path().join("podman");
+    let script = "#!/bin/sh\n# Stand-in for podman: runs no container.\ncase \"$1\" in run) echo \"stand-in for podman: $*\";; esac\nexit 0\n";
+    fs::write(&runtime, script).expect("written");
+    fs::set_permissions(&runtime, fs::Permissions::from_mode(0o755)).expect("executable");
+    let mut plan = Plan::new("alpha");
+    plan.gpus = 8;
+    plan.tables = format!("[local]\ncontainer_runtime = \"{}\"\n", runtime.display());
+    let mesh = Mesh::start([plan]);
+    let state = mesh.state("alpha");
+
+    let request = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/examples/seed-request.json");
+    let taken = cli(state, &["--json", "submit", request]).ok().json();
+    let id = taken["id"].as_str().expect("an id");
+    let job = succeeded(state, id);
+    assert_eq!((&job["gpus"], &job["gpu"]), (&json!(8), &json!(["A100-80G"])), "{job:#}");
+    let logs = cli(state, &["logs", id]).ok().out;
+    assert!(logs.contains("registry.example.com/llm/train:20250601"), "{logs}");
+    // `job_id` in it is its idempotency key.
+    let again = cli(state, &["--json", "submit", request]).ok().json();
+    assert_eq!((&again["id"], &again["existed"]), (&json!(id), &json!(true)), "{again:#}");
+
+    let report = cli(state, &["clusters", "alpha", "--report"]).ok().json();
+    let keys: Vec<&String> = report.as_object().expect("an object").keys().collect();
+    let mut wanted = [
+        "cluster_id",
+        "gpu_nodes",
+        "gpu_busy",
+        "gpu_free",
+        "gpu_models",
+        "queued_jobs",
+        "avg_cpu_usage",
+        "avg_gpu_usage",
+        "last_heartbeat",
+    ];
+    wanted.sort_unstable();
+    assert_eq!(keys, wanted, "{report:#}");
+    assert_eq!(
+        (&report["cluster_id"], &report["gpu_models"]),
+        (&json!("alpha"), &json!(["A100-80G"])),
+        "{report:#}"
+    );
+}
+
+#[test]
+fn an_image_without_a_container_runtime_is_refused_in_words() {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let installed =
+        std::env::split_paths(&path).any(|f| ["podman", "docker"].iter().any(|n| f.join(n).is_file()));
+    if installed {
+        eprintln!("not tried: podman or docker is installed here");
+        return;
+    }
+    let mesh = Mesh::start([Plan::new("alpha")]);
+    let refused = try_submit(mesh.state("alpha"), "image: example.com/x:1\nrun: [\"true\"]\n", None)
+        .expect_err("refused");
+    assert_eq!((refused.0, refused.1.code.as_str()), (422, "fits_nowhere"), "{refused:?}");
+    assert!(refused.1.message.contains("podman"), "{refused:?}");
+}
