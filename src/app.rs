@@ -136,6 +136,7 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
     let outlet = Arc::new(tasks::MeshOutlet { net: net.clone(), mesh: mesh.clone() });
     let parts = DriverParts { core, name: name.clone(), store: store.clone(), outlet, now: clocks, backend: backend_work };
     let (core, failure) = driver::start(parts, &tracker, cancel.clone());
+    mesh.notes_to(core.event_sender());
 
     tracker.spawn(tasks::backend_work(backend.clone(), work));
     let (events, backend_events) = mpsc::channel(4_096);
