@@ -127,7 +127,7 @@ async fn start_peer(root: &Path, n: usize, config: &str, join: Option<String>) -
     let name = format!("p{n:02}");
     let state = root.join(&name);
     let file = root.join(format!("{name}.toml"));
-    std::fs::write(&file, format!("name = \"{name}\"\n{config}"))?;
+    std::fs::write(&file, format!("name = \"{name}\"\n{config}\n[api]\nlisten = \"off\"\n"))?;
     let mut command = Command::new(env!("CARGO_BIN_EXE_starling"));
     command.arg("up").arg("--config").arg(&file).arg("--state").arg(&state);
     command.args(["--listen", "127.0.0.1:0"]);
