@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use common::{Args, bar, cores, fleet, load, print, table};
-use futures::StreamExt;
 use serde_json::json;
 use starling::app::{Running, Settings, Wish, up};
 use starling::base::{PeerName, Span};
@@ -86,18 +85,20 @@ async fn size(count: usize, settle: u64, seconds: u64) -> anyhow::Result<Idle> {
     let (dir, before, begun) = (fleet::folder()?, memory()?, Instant::now());
     let progress = bar(count as u64, &format!("starting {count} peers"));
     let mut peers = vec![start(dir.path(), 0, None).await?];
-    let (node, at) = (peers[0].node.clone(), peers[0].quic);
-    let starts = futures::stream::iter(1..count).map(|n| {
-        let (node, root) = (node.clone(), dir.path().to_owned());
-        async move {
-            let token = node.token_create(Span::secs(600)).await?;
-            start(&root, n, Some((token, at))).await
+    // A few at a time, each through a peer that is up already.
+    while peers.len() < count {
+        let wave = (peers.len()..count.min(peers.len() + 4)).map(|n| {
+            let (node, at, dir) = (peers[fleet::via(n)].node.clone(), peers[fleet::via(n)].quic, &dir);
+            async move {
+                let token = node.token_create(Span::secs(600)).await?;
+                start(dir.path(), n, Some((token, at))).await
+            }
+        });
+        let started = futures::future::join_all(wave.collect::<Vec<_>>()).await;
+        for peer in started {
+            peers.push(peer?);
+            progress.inc(1);
         }
-    });
-    let mut starts = std::pin::pin!(starts.buffered(4));
-    while let Some(peer) = starts.next().await {
-        peers.push(peer?);
-        progress.inc(1);
     }
     let all_alive = |p: &Running| {
         p.node.view().members.values().filter(|m| m.liveness == Liveness::Alive).count() == count
