@@ -1,7 +1,8 @@
 //! Durable submits: 3 peers, 8 connections, every answer after fsync at a majority of the job's homes;
 //! beside the raw group commit of one store with 8 and with 64 writers on the same disk, in turn in the same run.
 //!
-//! All clusters drain, so that what is measured is taking jobs, not running them.
+//! One job holds all GPUs of each cluster, so that the others queue: what is measured is taking jobs, not
+//! running them.
 
 mod common;
 
@@ -12,11 +13,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use axum::http::{Request, header};
 use bytes::Bytes;
-use common::fleet::{Fleet, folder, post};
+use common::fleet::{Fleet, folder, post, text};
 use common::{Args, Sample, bar, cores, load, print, table};
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
-use serde_json::json;
+use serde_json::{Value, json};
 use starling::core::{Table, Write};
 use starling::runtime::store::Store;
 
@@ -59,9 +60,7 @@ async fn bench(args: Args) -> anyhow::Result<()> {
     let connections = usize::try_from(args.number("--connections", 8))?;
     let (rounds, span) = (args.number("--rounds", 3), Duration::from_secs(args.number("--seconds", 8)));
     let fleet = Fleet::start(PEERS, CONFIG).await?;
-    for peer in &fleet.peers {
-        post(&peer.client, "/v1/drain", None).await?;
-    }
+    let holders = hold(&fleet).await?;
     let disk = folder()?;
     let path = disk.path().to_owned();
     let (store, _) = tokio::task::spawn_blocking(move || Store::open(&path)).await??;
@@ -77,6 +76,9 @@ async fn bench(args: Args) -> anyhow::Result<()> {
         progress.inc(1);
     }
     progress.finish_and_clear();
+    for id in holders {
+        post(&fleet.peers[0].client, &format!("/v1/jobs/{id}/cancel"), None).await?;
+    }
     let all: Vec<&Load> = std::iter::once(&submit).chain(raw.iter().map(|(_, l)| l)).collect();
     let rows: Vec<Vec<String>> = all
         .iter()
@@ -93,13 +95,40 @@ async fn bench(args: Args) -> anyhow::Result<()> {
         })
         .collect();
     let head = ["load", "per second", "p50 ms", "p99 ms", "submit / this"];
-    let text = format!("{}\nload average {} on {} cores", table(&head, &rows), load(), cores());
+    let shown = format!("{}\nload average {} on {} cores", table(&head, &rows), load(), cores());
     let loads: Vec<_> = all
         .iter()
         .map(|l| json!({ "name": l.name, "per_second": l.rate(), "p50_ms": l.latency_ms.median(), "p99_ms": l.latency_ms.quantile(0.99), "count": l.latency_ms.len() }))
         .collect();
-    print(&args, &json!({ "bench": "submit", "loads": loads, "load": load(), "cores": cores() }), &text);
+    print(&args, &json!({ "bench": "submit", "loads": loads, "load": load(), "cores": cores() }), &shown);
     Ok(())
+}
+
+/// Fills every cluster with one job; gives their ids once all run.
+async fn hold(fleet: &Fleet) -> anyhow::Result<Vec<String>> {
+    let mut ids = Vec::new();
+    for peer in &fleet.peers {
+        let resources = r#"{"gpus":8,"gpu":"A100-80G","cpus":1,"memory":"1GiB"}"#;
+        let placement = format!(r#"{{"clusters":["{}"]}}"#, peer.name);
+        // It ends by itself if nobody ends it.
+        let spec = format!(r#"{{"name":"holder","run":"sleep 390","resources":{resources},"placement":{placement}}}"#);
+        let job = post(&peer.client, "/v1/jobs", Some(&spec)).await?;
+        ids.push(text(&job, "id")?.to_owned());
+    }
+    for id in &ids {
+        let begun = Instant::now();
+        loop {
+            let job: Value = fleet.peers[0].client.get(&format!("/v1/jobs/{id}")).await?;
+            if job["state"] == "running" {
+                break;
+            }
+            if begun.elapsed() > Duration::from_secs(30) {
+                bail!("a job that holds a cluster does not run: {job}");
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+    Ok(ids)
 }
 
 /// Writers that each commit one row, wait for the disk, and commit the next.
