@@ -782,7 +782,7 @@ impl World {
 
     fn newest(&self, job: &JobId) -> Option<(u64, JobState, usize)> {
         let hints = self.machines.iter().filter_map(|m| m.core.as_ref()?.hint(job));
-        hints.max_by_key(|r| r.version).map(|r| (r.version, r.state, r.attempts.len()))
+        hints.max_by_key(|r| (r.version, r.state.is_final())).map(|r| (r.version, r.state, r.attempts.len()))
     }
 
     fn all_final(&self) -> bool {

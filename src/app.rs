@@ -145,6 +145,7 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
         backend: backend_work,
     };
     let (core, failure) = driver::start(parts, &tracker, cancel.clone());
+    mesh.notes_to(core.event_sender());
 
     tracker.spawn(tasks::backend_work(backend.clone(), work));
     let (events, backend_events) = mpsc::channel(4_096);

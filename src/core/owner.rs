@@ -226,6 +226,10 @@ impl Peer {
         let (version, since) =
             driven.idle_from.filter(|(v, _)| *v == record.version).unwrap_or((record.version, now));
         driven.idle_from = Some((version, since));
+        if since != now {
+            // Its own hint may be old, too.
+            self.propose(Origin::Job(record.birth.clone()), Task::Read, Purpose::OwnerRead, PATIENCE);
+        }
         if since != now
             && let Some(owner) = self.owner_of(record).filter(|o| *o != self.cfg.name)
         {
@@ -240,7 +244,8 @@ impl Peer {
     pub(super) fn heal_hint(&mut self, record: &JobRecord) {
         let job = record.id();
         let home = record.birth.homes.iter().any(|h| h.peer == self.cfg.name && h.store == self.cfg.store);
-        let behind = |r: &JobRecord| r.version < record.version || (r.version == record.version && r != record);
+        let behind =
+            |r: &JobRecord| r.version < record.version || (r.version == record.version && r != record);
         if home && self.acceptor.job(&job).is_none_or(behind) {
             self.count("hints_refreshed");
             self.write_back(record);

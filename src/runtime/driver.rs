@@ -86,6 +86,11 @@ impl CoreHandle {
         self.events.subscribe()
     }
 
+    /// Where events are sent, for parts beside the core that have some.
+    pub fn event_sender(&self) -> broadcast::Sender<Event> {
+        self.events.clone()
+    }
+
     /// Requests that wait for an answer.
     pub fn waiting(&self) -> usize {
         self.waiting.len()

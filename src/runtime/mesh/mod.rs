@@ -10,19 +10,19 @@ mod task;
 mod view;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{broadcast, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use roster::Roster;
 
 use crate::base::{Instant, PeerName, Rng};
-use crate::core::api::{Flash, Now};
+use crate::core::api::{Event as Note, Flash, Now};
 use crate::model::report::{LinkSample, View};
 use crate::runtime::gossip::{Facet, FacetError, FacetSigner, Gossip, GossipConfig, GossipLink, GossipParts};
 use crate::runtime::liveness::Rules;
@@ -120,6 +120,26 @@ pub struct Mesh {
     view: watch::Receiver<Arc<View>>,
     members: Arc<Members>,
     counters: Arc<Counters>,
+    notes: Notes,
+}
+
+/// Lines for watchers about what was heard and when, once somebody takes them: they show how fast news
+/// travels, by flash and by gossip.
+#[derive(Clone)]
+struct Notes {
+    to: Arc<OnceLock<broadcast::Sender<Note>>>,
+    now: NowFn,
+}
+
+impl Notes {
+    /// `what from PEER at MICROSECONDS` of the boot clock. Costs nothing while nobody watches.
+    fn heard(&self, kind: &str, origin: &PeerName, what: impl FnOnce() -> String) {
+        let Some(to) = self.to.get().filter(|to| to.receiver_count() > 0) else { return };
+        let at = (self.now)().mono.0;
+        let text = format!("{} from {origin} at {at}", what());
+        // The last watcher may have gone in between.
+        let _ = to.send(Note { kind: kind.into(), job: None, text });
+    }
 }
 
 #[derive(Default)]
@@ -162,6 +182,7 @@ impl Mesh {
             view,
             members: parts.members.clone(),
             counters: counters.clone(),
+            notes: Notes { to: Arc::default(), now: parts.now.clone() },
         };
         let (members, roster) = (parts.members.clone(), parts.roster.clone());
         tracker.spawn(resolve_loop(roster, members, cancel.clone()));
@@ -175,6 +196,7 @@ impl Mesh {
             list,
             view: view_tx,
             counters,
+            notes: mesh.notes.clone(),
             connected: Arc::default(),
             pulled_at: Instant::default(),
             links: (Vec::new(), Instant::default()),
@@ -212,8 +234,20 @@ impl Mesh {
         }
     }
 
+    /// Sends `heard.flash` and `heard.gossip` events there from now on. Only the first call counts.
+    pub fn notes_to(&self, events: broadcast::Sender<Note>) {
+        let _already = self.notes.to.set(events);
+    }
+
     /// Takes an urgent hint into the view.
     pub fn note_flash(&self, origin: &PeerName, flash: &Flash) {
+        self.notes.heard("heard.flash", origin, || match flash {
+            Flash::Capacity { .. } => "capacity".into(),
+            Flash::Suspect { cluster } => format!("suspect {cluster}"),
+            Flash::Drain { draining, .. } => format!("drain {draining}"),
+            Flash::Leaving { .. } => "leaving".into(),
+            Flash::Look { job } => format!("look {job}"),
+        });
         if !matches!(flash, Flash::Look { .. }) {
             self.event(Event::Flash(origin.clone(), Box::new(flash.clone())));
         }

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::exchange::Exchange;
 use super::view::Picture;
-use super::{Counters, Event, MeshConfig, MeshParts, Roster};
+use super::{Counters, Event, MeshConfig, MeshParts, Notes, Roster};
 use crate::base::{Instant, PeerName, Rng, Span};
 use crate::model::report::{LinkSample, View};
 use crate::runtime::gossip::{Facet, Gossip, Heard};
@@ -54,6 +54,7 @@ pub(super) struct Task {
     pub(super) list: Arc<MemberList>,
     pub(super) view: watch::Sender<Arc<View>>,
     pub(super) counters: Arc<Counters>,
+    pub(super) notes: Notes,
     pub(super) connected: Arc<BTreeSet<PeerName>>,
     pub(super) pulled_at: Instant,
     /// Links as last published, and when.
@@ -98,7 +99,7 @@ impl Task {
                     }
                     at_once
                 }
-                Some(news) = heard.recv() => { self.hear(news); false }
+                Some(news) = heard.recv() => { self.note(&news); self.hear(news); false }
                 Ok(()) = sight.changed() => {
                     let now = sight.borrow_and_update().clone();
                     self.picture.set_sight(now);
@@ -209,6 +210,16 @@ impl Task {
             }
             Ok((Err(e), _)) => tracing::error!("member lines not taken: {e}"),
             Err(e) => tracing::error!("member lines not taken: {e}"),
+        }
+    }
+
+    fn note(&self, news: &[Heard]) {
+        for heard in news {
+            if let Facet::Queue(queue) = &heard.facet {
+                self.notes.heard("heard.gossip", &heard.peer, || {
+                    format!("queue closed {}", queue.closed.is_some())
+                });
+            }
         }
     }
 

@@ -113,7 +113,8 @@ pub async fn list(api: &Api, filter: &JobFilter) -> ApiResult<JobList> {
         truncated |= list.truncated;
         for job in list.jobs {
             match newest.get(&job.id) {
-                Some(known) if known.version >= job.version => {}
+                // Where a proposer crashed, two values may carry one version; the one that ended is shown.
+                Some(known) if (known.version, known.done) >= (job.version, job.done) => {}
                 _ => drop(newest.insert(job.id, job)),
             }
         }

@@ -1,0 +1,174 @@
+//! What a peer costs while nothing happens: CPU, memory and bytes on the wire, for meshes of 16, 64 and
+//! 100 whole peers in this one process (each with its own state folder, store, backend and API).
+
+mod common;
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use common::{Args, bar, cores, fleet, load, print, table};
+use serde_json::json;
+use starling::app::{Running, Settings, Wish, up};
+use starling::base::{PeerName, Span};
+use starling::model::report::Liveness;
+use starling::runtime::PeerHandle;
+
+const HELP: &str = "idle: CPU, memory and traffic of a quiet peer
+  --peers 16,64,100   sizes of the mesh, all in this process
+  --settle 10         seconds between the mesh's agreement and the measurement
+  --seconds 20        of measurement
+  --json              one JSON document";
+
+/// A mesh that has not formed by then is reported as such.
+const FORM_MAX: Duration = Duration::from_secs(150);
+
+fn main() -> ExitCode {
+    let args = Args::read(HELP, &["--peers", "--settle", "--seconds", "--json"]);
+    common::run(Duration::from_secs(580), bench(args))
+}
+
+struct Idle {
+    count: usize,
+    formed: f64,
+    cpu_ms_per_s: f64,
+    rss_mb: f64,
+    bytes_per_s: f64,
+    frames_per_s: f64,
+    load: String,
+}
+
+async fn bench(args: Args) -> anyhow::Result<()> {
+    // Each peer holds some files and sockets.
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let most = rustix::process::Rlimit { current: limit.maximum, maximum: limit.maximum };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, most)
+        .context("raising the limit of open files")?;
+    let mut results = Vec::new();
+    for count in args.numbers("--peers", &[16, 64, 100]) {
+        results.push(size(count, args.number("--settle", 10), args.number("--seconds", 20)).await?);
+    }
+    let rows: Vec<Vec<String>> = results
+        .iter()
+        .map(|r| {
+            let number = |x: f64| format!("{x:.1}");
+            vec![
+                r.count.to_string(),
+                number(r.formed),
+                number(r.cpu_ms_per_s),
+                number(r.rss_mb),
+                format!("{:.0}", r.bytes_per_s),
+                number(r.frames_per_s),
+                r.load.clone(),
+            ]
+        })
+        .collect();
+    let head = [
+        "peers",
+        "formed s",
+        "CPU ms/s per peer",
+        "MB per peer",
+        "bytes/s sent per peer",
+        "frames/s",
+        "load",
+    ];
+    let text = format!("{}\n{} cores for all peers of a mesh", table(&head, &rows), cores());
+    let sizes: Vec<_> = results
+        .iter()
+        .map(|r| json!({ "peers": r.count, "formed_s": r.formed, "cpu_ms_per_s": r.cpu_ms_per_s, "rss_mb": r.rss_mb, "bytes_per_s": r.bytes_per_s, "frames_per_s": r.frames_per_s, "load": r.load }))
+        .collect();
+    print(&args, &json!({ "bench": "idle", "cores": cores(), "sizes": sizes }), &text);
+    Ok(())
+}
+
+async fn size(count: usize, settle: u64, seconds: u64) -> anyhow::Result<Idle> {
+    let (dir, before, begun) = (fleet::folder()?, memory()?, Instant::now());
+    let progress = bar(count as u64, &format!("starting {count} peers"));
+    let mut peers = vec![start(dir.path(), 0, None).await?];
+    // A few at a time, each through a peer that is up already.
+    while peers.len() < count {
+        let wave = (peers.len()..count.min(peers.len() + 4)).map(|n| {
+            let (node, at, dir) = (peers[fleet::via(n)].node.clone(), peers[fleet::via(n)].quic, &dir);
+            async move {
+                let token = node.token_create(Span::secs(600)).await?;
+                start(dir.path(), n, Some((token, at))).await
+            }
+        });
+        let started = futures::future::join_all(wave.collect::<Vec<_>>()).await;
+        for peer in started {
+            peers.push(peer?);
+            progress.inc(1);
+        }
+    }
+    let all_alive = |p: &Running| {
+        p.node.view().members.values().filter(|m| m.liveness == Liveness::Alive).count() == count
+    };
+    while !peers.iter().all(all_alive) {
+        if begun.elapsed() > FORM_MAX {
+            let agreed = peers.iter().filter(|p| all_alive(p)).count();
+            bail!("{agreed} of {count} peers see all others alive after {} s", FORM_MAX.as_secs());
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let formed = begun.elapsed().as_secs_f64();
+    progress.set_message(format!("{count} quiet peers"));
+    tokio::time::sleep(Duration::from_secs(settle)).await;
+    let (cpu, wire, at) = (cpu_ms(), traffic(&peers), Instant::now());
+    tokio::time::sleep(Duration::from_secs(seconds)).await;
+    let per_peer = at.elapsed().as_secs_f64() * count as f64;
+    let now = traffic(&peers);
+    let result = Idle {
+        count,
+        formed,
+        cpu_ms_per_s: (cpu_ms() - cpu) / per_peer,
+        rss_mb: memory()?.saturating_sub(before) as f64 / 1e6 / count as f64,
+        bytes_per_s: now.0.saturating_sub(wire.0) as f64 / per_peer,
+        frames_per_s: now.1.saturating_sub(wire.1) as f64 / per_peer,
+        load: load(),
+    };
+    progress.set_message("ending them");
+    futures::future::join_all(peers.into_iter().map(|p| p.run(std::future::ready(())))).await;
+    progress.finish_and_clear();
+    Ok(result)
+}
+
+async fn start(
+    root: &std::path::Path,
+    n: usize,
+    join: Option<(String, std::net::SocketAddr)>,
+) -> anyhow::Result<Running> {
+    let name = PeerName::new(&format!("p{n:03}")).ok().context("a peer's name")?;
+    let mut settings = Settings::new(root.join(name.as_str()));
+    settings.wish = Wish { name: Some(name), join };
+    // No attempt is started here; a guard would be this binary otherwise.
+    settings.self_exe = Some(env!("CARGO_BIN_EXE_starling").into());
+    Ok(up(settings).await?)
+}
+
+/// User and system time of this process.
+fn cpu_ms() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    time.tv_sec as f64 * 1e3 + time.tv_nsec as f64 / 1e6
+}
+
+/// Resident memory of this process.
+fn memory() -> anyhow::Result<u64> {
+    let text = std::fs::read_to_string("/proc/self/statm")?;
+    let pages: u64 = text.split_whitespace().nth(1).context("no statm")?.parse()?;
+    Ok(pages * rustix::param::page_size() as u64)
+}
+
+/// Bytes and frames that all peers sent, before encryption.
+fn traffic(peers: &[Running]) -> (u64, u64) {
+    let of = |p: &Running, name: &str| {
+        p.node
+            .net()
+            .counters()
+            .into_iter()
+            .filter(|(n, _)| n.to_string() == name)
+            .map(|(_, v)| v)
+            .sum::<u64>()
+    };
+    let sum = |name| peers.iter().map(|p| of(p, name)).sum();
+    (sum("bytes_out"), sum("frames_out"))
+}

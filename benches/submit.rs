@@ -1,0 +1,211 @@
+//! Durable submits: 3 peers, 8 connections, every answer after fsync at a majority of the job's homes;
+//! beside the raw group commit of one store with 8 and with 64 writers on the same disk, in turn in the same run.
+//!
+//! One job holds all GPUs of each cluster, so that the others queue: what is measured is taking jobs, not
+//! running them.
+
+mod common;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use axum::http::{Request, header};
+use bytes::Bytes;
+use common::fleet::{Fleet, folder, post, text};
+use common::{Args, Sample, bar, cores, load, print, table};
+use http_body_util::{BodyExt, Full};
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use starling::core::{Table, Write};
+use starling::runtime::store::Store;
+
+const HELP: &str = "submit: rate and latency of durable submits at 3 peers
+  --connections 8   kept open, spread over the peers
+  --seconds 8       length of each load
+  --rounds 3        of each load, in turn
+  --json            one JSON document";
+
+const PEERS: usize = 3;
+/// About a job's record.
+const ROW_BYTES: usize = 600;
+const CONFIG: &str =
+    "[[nodes]]\nname = \"n\"\ngpu = \"A100-80G\"\ngpus = 8\ncpus = 64\nmemory = \"256GiB\"\n";
+const SPEC: &str =
+    r#"{"name":"bench","run":"true","resources":{"gpus":1,"gpu":"A100-80G","cpus":1,"memory":"1GiB"}}"#;
+
+fn main() -> ExitCode {
+    let args = Args::read(HELP, &["--connections", "--seconds", "--rounds", "--json"]);
+    common::run(Duration::from_secs(400), bench(args))
+}
+
+/// What one kind of load did.
+struct Load {
+    name: String,
+    latency_ms: Sample,
+    seconds: f64,
+}
+
+impl Load {
+    fn new(name: String) -> Self {
+        Self { name, latency_ms: Sample::default(), seconds: 0.0 }
+    }
+    fn rate(&self) -> f64 {
+        self.latency_ms.len() as f64 / self.seconds
+    }
+}
+
+async fn bench(args: Args) -> anyhow::Result<()> {
+    let connections = usize::try_from(args.number("--connections", 8))?;
+    let (rounds, span) = (args.number("--rounds", 3), Duration::from_secs(args.number("--seconds", 8)));
+    let fleet = Fleet::start(PEERS, CONFIG).await?;
+    let holders = hold(&fleet).await?;
+    let disk = folder()?;
+    let path = disk.path().to_owned();
+    let (store, _) = tokio::task::spawn_blocking(move || Store::open(&path)).await??;
+    let mut submit = Load::new(format!("submit, {PEERS} peers, {connections} connections"));
+    let mut raw = [8, 64].map(|writers| (writers, Load::new(format!("raw store, {writers} writers"))));
+    let progress = bar(rounds * 3, "loads in turn");
+    for round in 0..rounds {
+        for (writers, load) in &mut raw {
+            commits(&store, *writers, round, span, load).await?;
+            progress.inc(1);
+        }
+        submits(&fleet, connections, span, &mut submit).await?;
+        progress.inc(1);
+    }
+    progress.finish_and_clear();
+    for id in holders {
+        post(&fleet.peers[0].client, &format!("/v1/jobs/{id}/cancel"), None).await?;
+    }
+    let all: Vec<&Load> = std::iter::once(&submit).chain(raw.iter().map(|(_, l)| l)).collect();
+    let rows: Vec<Vec<String>> = all
+        .iter()
+        .map(|l| {
+            let number = |x: f64| format!("{x:.2}");
+            let share = submit.rate() / l.rate();
+            vec![
+                l.name.clone(),
+                format!("{:.0}", l.rate()),
+                number(l.latency_ms.median()),
+                number(l.latency_ms.quantile(0.99)),
+                number(share),
+            ]
+        })
+        .collect();
+    let head = ["load", "per second", "p50 ms", "p99 ms", "submit / this"];
+    let shown = format!("{}\nload average {} on {} cores", table(&head, &rows), load(), cores());
+    let loads: Vec<_> = all
+        .iter()
+        .map(|l| json!({ "name": l.name, "per_second": l.rate(), "p50_ms": l.latency_ms.median(), "p99_ms": l.latency_ms.quantile(0.99), "count": l.latency_ms.len() }))
+        .collect();
+    print(&args, &json!({ "bench": "submit", "loads": loads, "load": load(), "cores": cores() }), &shown);
+    Ok(())
+}
+
+/// Fills every cluster with one job; gives their ids once all run.
+async fn hold(fleet: &Fleet) -> anyhow::Result<Vec<String>> {
+    let mut ids = Vec::new();
+    for peer in &fleet.peers {
+        let resources = r#"{"gpus":8,"gpu":"A100-80G","cpus":1,"memory":"1GiB"}"#;
+        let placement = format!(r#"{{"clusters":["{}"]}}"#, peer.name);
+        // It ends by itself if nobody ends it.
+        let spec = format!(
+            r#"{{"name":"holder","run":"sleep 390","resources":{resources},"placement":{placement}}}"#
+        );
+        let job = post(&peer.client, "/v1/jobs", Some(&spec)).await?;
+        ids.push(text(&job, "id")?.to_owned());
+    }
+    for id in &ids {
+        let begun = Instant::now();
+        loop {
+            let job: Value = fleet.peers[0].client.get(&format!("/v1/jobs/{id}")).await?;
+            if job["state"] == "running" {
+                break;
+            }
+            if begun.elapsed() > Duration::from_secs(30) {
+                bail!("a job that holds a cluster does not run: {job}");
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+    Ok(ids)
+}
+
+/// Writers that each commit one row, wait for the disk, and commit the next.
+async fn commits(
+    store: &Store,
+    writers: usize,
+    round: u64,
+    span: Duration,
+    load: &mut Load,
+) -> anyhow::Result<()> {
+    let begun = Instant::now();
+    let tasks: Vec<_> = (0..writers)
+        .map(|writer| {
+            let store = store.clone();
+            tokio::spawn(async move {
+                let (mut sample, mut n) = (Sample::default(), 0_u64);
+                while begun.elapsed() < span {
+                    let key = format!("{round}-{writers}-{writer}-{n}").into_bytes();
+                    let at = Instant::now();
+                    store
+                        .commit(vec![Write { table: Table::Acceptors, key, value: Some(vec![7; ROW_BYTES]) }])
+                        .await?;
+                    sample.add(at.elapsed().as_secs_f64() * 1e3);
+                    n += 1;
+                }
+                Ok::<_, anyhow::Error>(sample)
+            })
+        })
+        .collect();
+    for task in tasks {
+        load.latency_ms.extend(&task.await??);
+    }
+    load.seconds += begun.elapsed().as_secs_f64();
+    Ok(())
+}
+
+/// Connections that each submit one job, wait for the answer, and submit the next.
+async fn submits(fleet: &Fleet, connections: usize, span: Duration, load: &mut Load) -> anyhow::Result<()> {
+    let mut open = Vec::new();
+    for n in 0..connections {
+        let stream = tokio::net::UnixStream::connect(&fleet.peers[n % PEERS].socket).await?;
+        let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+        tokio::spawn(connection);
+        open.push(sender);
+    }
+    let body = Arc::new(Bytes::from_static(SPEC.as_bytes()));
+    let begun = Instant::now();
+    let tasks: Vec<_> = open
+        .into_iter()
+        .map(|mut sender| {
+            let body = body.clone();
+            tokio::spawn(async move {
+                let mut sample = Sample::default();
+                while begun.elapsed() < span {
+                    let request = Request::post("/v1/jobs")
+                        .header(header::HOST, "starling")
+                        .header(header::CONTENT_TYPE, "application/json")
+                        .body(Full::new(Bytes::clone(&body)))?;
+                    let at = Instant::now();
+                    sender.ready().await?;
+                    let answer = sender.send_request(request).await?;
+                    let status = answer.status();
+                    let bytes = answer.into_body().collect().await?.to_bytes();
+                    if !status.is_success() {
+                        bail!("a submit was answered {status}: {}", String::from_utf8_lossy(&bytes));
+                    }
+                    sample.add(at.elapsed().as_secs_f64() * 1e3);
+                }
+                Ok::<_, anyhow::Error>(sample)
+            })
+        })
+        .collect();
+    for task in tasks {
+        load.latency_ms.extend(&task.await?.context("submitting")?);
+    }
+    load.seconds += begun.elapsed().as_secs_f64();
+    Ok(())
+}
