@@ -16,6 +16,8 @@ use crate::base::WallTime;
 
 /// Changes of the reach within this time are told together.
 const REACH_PAUSE: Duration = Duration::from_millis(50);
+/// Links that have not been told are looked for this often.
+const REACH_AGAIN: Duration = Duration::from_millis(500);
 /// A renewal that failed is tried again after this.
 const RENEWAL_PAUSE: Duration = Duration::from_secs(60);
 
@@ -85,6 +87,9 @@ pub(super) async fn tell_reach(shared: Arc<Shared>) {
             biased;
             () = shared.stop.cancelled() => return,
             changed = connected.changed() => if changed.is_err() { return },
+            // A second link to a peer that is reached already changes nothing in the set, and has still to
+            // be told: after a simultaneous open it is the one that stays.
+            () = tokio::time::sleep(REACH_AGAIN) => {}
         }
         tokio::select! {
             biased;
