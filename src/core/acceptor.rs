@@ -52,6 +52,9 @@ pub enum ValueError {
     NotCertified,
 }
 
+/// Why a nearly full disk takes no new record, word for word: the proposer tells it apart by this.
+pub const DISK_FULL: &str = "disk nearly full";
+
 /// Leads every stored value. Values are JSON: self-describing, so that N and N-1 read each other and
 /// fields of a later version are kept.
 const VALUE_VERSION: u8 = 1;
@@ -324,7 +327,7 @@ impl Acceptor {
         }
         if let Origin::Job(_) = origin {
             if room.disk_full {
-                return refuse("disk nearly full");
+                return refuse(DISK_FULL);
             }
             if self.jobs >= room.jobs_max {
                 return refuse("holds as many jobs as it may");

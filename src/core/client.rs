@@ -218,7 +218,9 @@ impl Peer {
                 }
                 ClientResponse::Submitted { job, homes: record.birth.homes.to_vec(), existed }
             }
-            OpResult::Rejected(why) if why.contains("disk") => ClientResponse::Error(ClientError::DiskFull),
+            OpResult::Rejected(why) if why == super::acceptor::DISK_FULL => {
+                ClientResponse::Error(ClientError::DiskFull)
+            }
             OpResult::Rejected(_) => ClientResponse::Error(ClientError::TooMany(self.cfg.jobs_max)),
             OpResult::Timeout { answered, needed } => {
                 ClientResponse::Error(ClientError::Unknown { answered, needed, job: Some(job) })
@@ -352,7 +354,7 @@ impl Peer {
             OpResult::Timeout { answered, needed } => {
                 return self.reply_error(token, ClientError::Unknown { answered, needed, job: Some(job) });
             }
-            OpResult::Rejected(why) if why.contains("disk") => {
+            OpResult::Rejected(why) if why == super::acceptor::DISK_FULL => {
                 return self.reply_error(token, ClientError::DiskFull);
             }
             _ => return self.reply_error(token, ClientError::NoSuchJob(job)),

@@ -445,7 +445,7 @@ impl Peer {
         self.exec.attempts.insert(key, attempt);
         self.exec.report_dirty = true;
         if let Some(why) = refusal {
-            return self.ended(key, Outcome::NotStarted(why), None, self.now.wall);
+            return self.ended(key, Outcome::Refused(why), None, self.now.wall);
         }
         self.save(key);
         self.start(key, record);

@@ -152,6 +152,9 @@ pub enum Outcome {
     Lost,
     /// The cluster could not start it; it never ran.
     NotStarted(String),
+    /// The cluster took its grant back before it began (drain, full disk, contact taken over): says nothing
+    /// about the job.
+    Refused(String),
 }
 
 /// One past or present execution.
@@ -521,6 +524,10 @@ impl JobRecord {
             Outcome::Stopped(why) => {
                 self.reason = format!("stopped at {cluster} ({why}); runs again from its checkpoint")
             }
+            Outcome::Refused(why) => {
+                self.hold = Span::secs(1);
+                self.reason = format!("{cluster} took its grant back: {why}");
+            }
             Outcome::NotStarted(why) => {
                 let of_late = self.attempts.iter().rev();
                 let misses =
@@ -621,3 +628,7 @@ impl ContactRecord {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "record_tests.rs"]
+mod tests;

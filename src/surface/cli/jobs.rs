@@ -119,6 +119,7 @@ fn outcome_text(outcome: &Outcome) -> String {
         Outcome::Cancelled => "cancelled".into(),
         Outcome::Stopped(why) => format!("stopped: {}", plain(why)),
         Outcome::Lost => "contact lost".into(),
+        Outcome::Refused(why) => format!("taken back: {}", plain(why)),
         Outcome::NotStarted(why) => format!("not started: {}", plain(why)),
     }
 }
