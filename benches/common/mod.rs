@@ -56,7 +56,16 @@ impl Args {
     }
 }
 
-/// Runs a bench to its end, to `limit`, or to Ctrl-C; what it started ends with it either way.
+/// Resolves when somebody wants the bench to end.
+async fn told_to_end() {
+    use tokio::signal::unix::{SignalKind, signal};
+    match signal(SignalKind::terminate()) {
+        Ok(mut term) => tokio::select! { _ = term.recv() => {}, _ = tokio::signal::ctrl_c() => {} },
+        Err(_) => drop(tokio::signal::ctrl_c().await),
+    }
+}
+
+/// Runs a bench to its end, to `limit`, or to SIGTERM or Ctrl-C; what it started ends with it either way.
 pub fn run(limit: Duration, bench: impl Future<Output = anyhow::Result<()>>) -> std::process::ExitCode {
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -67,7 +76,7 @@ pub fn run(limit: Duration, bench: impl Future<Output = anyhow::Result<()>>) -> 
     };
     let ended = runtime.block_on(async {
         tokio::select! { biased;
-            _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("stopped by Ctrl-C")),
+            () = told_to_end() => Err(anyhow::anyhow!("stopped by a signal")),
             ended = tokio::time::timeout(limit, bench) => {
                 ended.unwrap_or_else(|_| Err(anyhow::anyhow!("not done after {} s", limit.as_secs())))
             }
