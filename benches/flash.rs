@@ -6,6 +6,7 @@
 //! from just before the request is written to the peer's (agent's) own socket. "seen" ends when a watcher
 //! of the last peer reads the event from its API, for both programs alike; "heard" is stamped inside the
 //! last peer.
+#![allow(clippy::disallowed_methods, reason = "measures and bounds real time, outside the product")]
 
 mod common;
 #[path = "common/serf.rs"]

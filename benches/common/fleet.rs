@@ -172,7 +172,7 @@ pub async fn alive(client: &Client) -> anyhow::Result<usize> {
 /// Posts a body, if any, and reads the answer.
 pub async fn post(client: &Client, path: &str, body: Option<&str>) -> anyhow::Result<Value> {
     let payload = body.map(|b| ("application/json", b.as_bytes().to_vec()));
-    Ok(client.send(Method::POST, path, payload).await.with_context(|| format!("POST {path}"))?)
+    client.send(Method::POST, path, payload).await.with_context(|| format!("POST {path}"))
 }
 
 /// A text field of a document.

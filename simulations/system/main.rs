@@ -1,5 +1,6 @@
 //! Real `starling` processes on loopback: what a user gets, what bad input gets, and what is left after
 //! peers are killed. Folders are temporary, ports are free ones, waits are on conditions.
+#![allow(clippy::disallowed_methods, reason = "measures and bounds real time, outside the product")]
 
 mod bad_input;
 mod faults;
