@@ -166,7 +166,7 @@ fn traffic(peers: &[Running]) -> (u64, u64) {
             .net()
             .counters()
             .into_iter()
-            .filter(|(n, _)| n.to_string() == name)
+            .filter(|(n, _)| name == *n)
             .map(|(_, v)| v)
             .sum::<u64>()
     };
