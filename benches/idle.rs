@@ -161,13 +161,7 @@ fn memory() -> anyhow::Result<u64> {
 /// Bytes and frames that all peers sent, before encryption.
 fn traffic(peers: &[Running]) -> (u64, u64) {
     let of = |p: &Running, name: &str| {
-        p.node
-            .net()
-            .counters()
-            .into_iter()
-            .filter(|(n, _)| n.to_string() == name)
-            .map(|(_, v)| v)
-            .sum::<u64>()
+        p.node.net().counters().into_iter().filter(|(n, _)| *n == name).map(|(_, v)| v).sum::<u64>()
     };
     let sum = |name| peers.iter().map(|p| of(p, name)).sum();
     (sum("bytes_out"), sum("frames_out"))

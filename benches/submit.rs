@@ -111,7 +111,9 @@ async fn hold(fleet: &Fleet) -> anyhow::Result<Vec<String>> {
         let resources = r#"{"gpus":8,"gpu":"A100-80G","cpus":1,"memory":"1GiB"}"#;
         let placement = format!(r#"{{"clusters":["{}"]}}"#, peer.name);
         // It ends by itself if nobody ends it.
-        let spec = format!(r#"{{"name":"holder","run":"sleep 390","resources":{resources},"placement":{placement}}}"#);
+        let spec = format!(
+            r#"{{"name":"holder","run":"sleep 390","resources":{resources},"placement":{placement}}}"#
+        );
         let job = post(&peer.client, "/v1/jobs", Some(&spec)).await?;
         ids.push(text(&job, "id")?.to_owned());
     }

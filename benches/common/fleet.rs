@@ -106,7 +106,8 @@ impl Fleet {
         let starts = futures::stream::iter(1..count).map(|n| {
             let root = root.clone();
             async move {
-                let client = Client::new(Target::Unix(root.join(format!("p{:02}/api.sock", via(n)))), None, None)?;
+                let client =
+                    Client::new(Target::Unix(root.join(format!("p{:02}/api.sock", via(n)))), None, None)?;
                 let made: Value = post(&client, "/v1/tokens", Some("{}")).await?;
                 let join = format!("{}@{}", text(&made, "token")?, text(&made, "listen")?);
                 start_peer(&root, n, config, Some(join)).await
@@ -171,7 +172,7 @@ pub async fn alive(client: &Client) -> anyhow::Result<usize> {
 /// Posts a body, if any, and reads the answer.
 pub async fn post(client: &Client, path: &str, body: Option<&str>) -> anyhow::Result<Value> {
     let payload = body.map(|b| ("application/json", b.as_bytes().to_vec()));
-    Ok(client.send(Method::POST, path, payload).await.with_context(|| format!("POST {path}"))?)
+    client.send(Method::POST, path, payload).await.with_context(|| format!("POST {path}"))
 }
 
 /// A text field of a document.
