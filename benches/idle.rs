@@ -1,6 +1,5 @@
 //! What a peer costs while nothing happens: CPU, memory and bytes on the wire, for meshes of 16, 64 and
 //! 100 whole peers in this one process (each with its own state folder, store, backend and API).
-#![allow(clippy::disallowed_methods, reason = "measures and bounds real time, outside the product")]
 
 mod common;
 
@@ -162,13 +161,7 @@ fn memory() -> anyhow::Result<u64> {
 /// Bytes and frames that all peers sent, before encryption.
 fn traffic(peers: &[Running]) -> (u64, u64) {
     let of = |p: &Running, name: &str| {
-        p.node
-            .net()
-            .counters()
-            .into_iter()
-            .filter(|(n, _)| name == *n)
-            .map(|(_, v)| v)
-            .sum::<u64>()
+        p.node.net().counters().into_iter().filter(|(n, _)| *n == name).map(|(_, v)| v).sum::<u64>()
     };
     let sum = |name| peers.iter().map(|p| of(p, name)).sum();
     (sum("bytes_out"), sum("frames_out"))
