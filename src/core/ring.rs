@@ -58,11 +58,12 @@ impl Ring {
     ) -> Result<Vec<Home>, (usize, usize)> {
         let order = self.order(key);
         let member = |name: &PeerName| view.members.get(name);
-        let (good, rest): (Vec<_>, Vec<_>) = order.iter().filter_map(member).partition(|m| {
+        let (mut good, rest): (Vec<_>, Vec<_>) = order.iter().filter_map(member).partition(|m| {
             m.liveness == Liveness::Alive
-                && !m.draining
                 && !m.report.as_ref().is_some_and(|r| r.health.as_ref().is_some_and(|h| h.disk_full))
         });
+        // A draining cluster's peer still holds records; the others come first, since it may be leaving.
+        good.sort_by_key(|m| m.draining);
         let size = match good.len() + rest.len() {
             2 => 2.min(wanted.max(1)),
             n if n >= wanted => wanted,
@@ -138,6 +139,20 @@ mod tests {
         assert!(names(&homes).is_superset(&BTreeSet::from(["p3", "p4"])));
         let alone = view(5, &[0, 1, 2, 3]);
         assert_eq!(ring.homes(&alone, 5, 3, None), Err((1, 2)));
+    }
+
+    #[test]
+    fn draining_peers_are_homes_only_where_too_few_others_are() {
+        let mut view = view(4, &[]);
+        for (i, member) in view.members.values_mut().enumerate() {
+            member.draining = i < 2;
+        }
+        let mut ring = Ring::default();
+        ring.update(&view);
+        let homes = ring.homes(&view, 9, 3, None).expect("homes");
+        assert!(names(&homes).is_superset(&BTreeSet::from(["p2", "p3"])));
+        view.members.values_mut().for_each(|m| m.draining = true);
+        assert_eq!(ring.homes(&view, 9, 3, None).map(|h| h.len()), Ok(3));
     }
 
     #[test]

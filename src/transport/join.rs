@@ -154,11 +154,21 @@ async fn ask(
         }
         other => NetError::Lost(other.to_string()),
     })?;
-    let (mut send, mut recv) = connection.open_bi().await.map_err(|e| lost(e.into()))?;
-    let frame = codec::frame(Kind::Join, request).map_err(|e| lost(e.into()))?;
-    send.write_chunk(frame.into()).await.map_err(|e| lost(e.into()))?;
-    send.finish().map_err(|e| lost(e.into()))?;
-    read(&mut recv, JOIN_ANSWER_BYTES_MAX).await.map_err(lost)
+    let talk = async {
+        let (mut send, mut recv) = connection.open_bi().await?;
+        send.write_chunk(codec::frame(Kind::Join, request)?.into()).await?;
+        send.finish()?;
+        read(&mut recv, JOIN_ANSWER_BYTES_MAX).await
+    };
+    let answer: Result<Vec<u8>, FrameError> = talk.await;
+    answer.map_err(|e| match connection.close_reason() {
+        Some(ConnectionError::ApplicationClosed(close))
+            if close.error_code == VarInt::from_u32(close::REFUSED) =>
+        {
+            NetError::Lost("it takes only a few joins in a short time: try again in a few seconds".into())
+        }
+        _ => lost(e),
+    })
 }
 
 #[cfg(test)]

@@ -252,7 +252,11 @@ impl Task {
         let old = self.links.1 + Span::from(self.config.links_every * 10) < now;
         let differs =
             links.len() != self.links.0.len() || links.iter().zip(&self.links.0).any(|(a, b)| matters(a, b));
-        if !(differs || old) || links.is_empty() {
+        // A page of links is as long as the mesh is large, and everybody gets everybody's: in a larger mesh
+        // each speaks of its links less often, so that the traffic per peer does not grow with the square.
+        let pause = Span::from(self.config.links_every).scale(self.list.members().count() as u64, 16);
+        let soon = !self.links.0.is_empty() && now < self.links.1 + pause;
+        if !(differs || old) || soon || links.is_empty() {
             return;
         }
         let facet = Facet::Links(links.clone());

@@ -114,8 +114,11 @@ impl Fleet {
         fleet.ready(0).await?;
         say(&format!("{} is up and starts the mesh", fleet.peers[0].name));
         for i in 1..fleet.peers.len() {
-            let made: Value =
-                fleet.peers[0].client.send(Method::POST, "/v1/tokens", json(&serde_json::json!({}))).await?;
+            // Through the one before it: any member admits.
+            let made: Value = fleet.peers[i - 1]
+                .client
+                .send(Method::POST, "/v1/tokens", json(&serde_json::json!({})))
+                .await?;
             let text = |key: &str| made.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
             let join = format!("{}@{}", text("token"), text("listen"));
             fleet.spawn(i, Some(&join))?;
