@@ -1,5 +1,6 @@
 //! What a peer costs while nothing happens: CPU, memory and bytes on the wire, for meshes of 16, 64 and
 //! 100 whole peers in this one process (each with its own state folder, store, backend and API).
+#![allow(clippy::disallowed_methods, reason = "measures and bounds real time, outside the product")]
 
 mod common;
 
