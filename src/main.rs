@@ -12,6 +12,10 @@ fn main() -> ExitCode {
         up: starling::app::command::main,
         demo: demo::main,
         replay: replay::main,
-        ..Wiring::default()
+        chaos: |_| {
+            eprintln!("starling: chaos on real peers is not there yet; the core's is:");
+            eprintln!("  cargo run --release --example simulate -- seeds --count 100");
+            ExitCode::from(2)
+        },
     })
 }

@@ -10,7 +10,7 @@ use super::super::documents::JobDocument;
 use super::super::ledger::{self, Expected, Kind};
 use super::judgement::Summary;
 use super::live::Live;
-use super::{Fleet, FleetError, Shape, io};
+use super::{Fleet, FleetError, Shape, block, io};
 use crate::base::{Bytes, MilliCpu, Span};
 use crate::model::NodeCapacity;
 use crate::model::spec::{CheckpointSpec, JobSpec, Run};
@@ -33,20 +33,7 @@ const HALF_WAY: u64 = 15;
 
 /// Runs the demo to its end.
 pub fn main(args: DemoArgs) -> ExitCode {
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            eprintln!("starling: cannot start threads: {error}");
-            return ExitCode::from(70);
-        }
-    };
-    let ended = runtime.block_on(async {
-        tokio::select! { biased;
-            _ = tokio::signal::ctrl_c() => Err(FleetError::Interrupted),
-            ended = run(&args) => ended,
-        }
-    });
-    match ended {
+    match block(run(&args)) {
         Ok(summary) => {
             if args.json {
                 println!("{}", serde_json::to_string(&summary).unwrap_or_default());

@@ -299,6 +299,17 @@ impl Fleet {
     }
 }
 
+/// Runs a demo or replay to its end, or until the person at the keyboard interrupts it.
+pub(super) fn block<T>(work: impl Future<Output = Result<T, FleetError>>) -> Result<T, FleetError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    runtime.map_err(io("starting threads"))?.block_on(async {
+        tokio::select! { biased;
+            _ = tokio::signal::ctrl_c() => Err(FleetError::Interrupted),
+            ended = work => ended,
+        }
+    })
+}
+
 /// A JSON body.
 pub(super) fn json(value: &Value) -> super::client::Payload {
     Some(("application/json", value.to_string().into_bytes()))

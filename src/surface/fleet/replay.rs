@@ -13,7 +13,7 @@ use super::super::documents::JobDocument;
 use super::super::ledger::Expected;
 use super::judgement::Summary;
 use super::live::Live;
-use super::{Fleet, FleetError, Shape, io};
+use super::{Fleet, FleetError, Shape, block, io};
 use crate::base::{Bytes, MilliCpu, Span};
 use crate::model::NodeCapacity;
 use crate::model::replay_trace::{TraceJob, generate, read_trace};
@@ -51,20 +51,7 @@ struct Report {
 
 /// Runs the replay to its end.
 pub fn main(args: ReplayArgs) -> ExitCode {
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            eprintln!("starling: cannot start threads: {error}");
-            return ExitCode::from(70);
-        }
-    };
-    let ended = runtime.block_on(async {
-        tokio::select! { biased;
-            _ = tokio::signal::ctrl_c() => Err(FleetError::Interrupted),
-            ended = run(&args) => ended,
-        }
-    });
-    match ended {
+    match block(run(&args)) {
         Ok(report) => {
             if args.json {
                 println!("{}", serde_json::to_string(&report).unwrap_or_default());
