@@ -42,6 +42,8 @@ struct Observed {
     /// When an incarnation was first known to be there, so when older ones had ended.
     incarnations: Vec<(u64, Instant)>,
     reading: bool,
+    /// The newest nonce for which the record itself was read.
+    read_for: Option<(u64, (u64, u64))>,
 }
 
 #[derive(Debug, Clone)]
@@ -85,6 +87,7 @@ impl Owner {
             first_seen: now,
             incarnations: vec![(incarnation, now)],
             reading: false,
+            read_for: None,
         });
         if seen > entry.newest {
             if incarnation > entry.newest.0 {
@@ -492,7 +495,10 @@ impl Peer {
         }
         let wait = grace.scale(1000 + 2 * self.cfg.rho_milli, 1000) + self.cfg.margin;
         match self.lapse(placement, wait) {
-            Lapse::Until(at) => at.max(now + Span::millis(20)),
+            Lapse::Until(at) => {
+                self.read_silent(placement);
+                at.max(now + Span::millis(20)).min(now + self.cfg.renew_every.scale(2, 1))
+            }
             Lapse::Unseen => {
                 if let Some(entry) = self.owner.observed.get_mut(&placement.contact) {
                     if entry.reading {
@@ -520,6 +526,20 @@ impl Peer {
                 retry
             }
         }
+    }
+
+    /// A contact that has been silent for a while is read once: what was heard of it may be older than
+    /// what its homes hold, and a takeover that times an old nonce fails and waits all over again.
+    fn read_silent(&mut self, placement: &Placement) {
+        let (now, silent) = (self.now.mono, self.cfg.renew_every.scale(3, 2));
+        let Some(seen) = self.owner.observed.get_mut(&placement.contact) else { return };
+        if seen.reading || now.since(seen.first_seen) < silent || seen.read_for == Some(seen.newest) {
+            return;
+        }
+        seen.reading = true;
+        seen.read_for = Some(seen.newest);
+        let purpose = Purpose::Observe(placement.contact);
+        self.propose(contact_origin(placement), Task::Read, purpose, PATIENCE);
     }
 
     fn freeing(&mut self, job: JobId, on: bool) {
