@@ -697,6 +697,20 @@ impl World {
     fn check_start(&mut self, i: usize, key: AttemptKey) {
         for other in self.ledger.iter().filter(|e| e.job == key.job) {
             if other.until.is_none() {
+                if std::env::var_os("SIM_DEBUG").is_some() {
+                    self.dump(&key.job);
+                    let m = &self.machines[other.peer];
+                    let old = m.attempts.iter().find(|(k, _)| k.job == key.job);
+                    let binding = old.map(|(_, r)| r.binding);
+                    let lease = binding.and_then(|b| m.leases.get(&b).copied());
+                    eprintln!(
+                        "at {:?}: old binding {binding:?} lease {lease:?} its clock {:?} up {}",
+                        self.t,
+                        m.clock(self.t),
+                        m.core.is_some()
+                    );
+                    eprintln!("leases {:?}", m.leases);
+                }
                 let text = format!(
                     "I3: {} epoch {} starts at peer {i} while epoch {} runs at peer {}",
                     key.job, key.epoch, other.epoch, other.peer

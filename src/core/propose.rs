@@ -304,7 +304,9 @@ impl Peer {
         let room = Room { disk_full: self.disk_full, jobs_max: self.cfg.jobs_max };
         let me = self.cfg.name.clone();
         let handled = self.acceptor.handle(&me, self.cfg.store, &request, room);
-        let durable = handled.write.is_some() || from == me;
+        // Every answer speaks of what this disk holds, so it waits for the writes before it even when it
+        // writes nothing itself: a repeated accept, or a read, may find a value that is not synced yet.
+        let durable = true;
         if let Some(write) = handled.write {
             self.write(write);
         }
