@@ -289,7 +289,9 @@ impl Peer {
             if home.peer == self.cfg.name {
                 mine = Some(request);
             } else {
-                self.send(home.peer.clone(), Message::Register(request), false);
+                // A create waits for the row of its idempotency key: after a crash in between, the same key
+                // would make a second job.
+                self.send(home.peer.clone(), Message::Register(request), creates);
             }
         }
         self.proposer.active.insert(op.id, op);
