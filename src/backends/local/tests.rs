@@ -191,7 +191,7 @@ async fn daemons(cgroups: bool) {
     assert_eq!(with_text(&mark), 0, "after a normal end");
     machine.go(start(key(2), script(&format!("{fork}; sleep {mark}")))).await;
     wait_for_output(&*machine.backend, key(2), "forked").await;
-    assert!(with_text(&mark) >= 4);
+    wait_until("all its processes", || with_text(&mark) >= 4).await;
     machine.backend.command(stop(key(2), Span::millis(200), StopReason::Cancel)).await;
     assert_eq!(ear.ended(key(2)).await, Outcome::Cancelled);
     assert_eq!(with_text(&mark), 0, "after a stop");
@@ -207,7 +207,8 @@ async fn a_killed_guard_takes_its_attempt_along() {
         machine.go(start(key(1), script(&text))).await;
         ear.started(key(1)).await;
         wait_for_output(&*machine.backend, key(1), "forked").await;
-        assert_eq!(with_text(&mark), 3);
+        // The shell says "forked" before it has begun its own last sleep.
+        wait_until("all three processes", || with_text(&mark) == 3).await;
         let guarded = machine.attempt(key(1)).guarded().expect("reads").expect("was written");
         assert!(cgroups || guarded.cgroup.is_none());
         if !peer_is_there {
