@@ -131,12 +131,14 @@ fn take_config(settings: &mut Settings, config: &Config, from_file: bool) {
     (settings.jobs_max, settings.claims, settings.disk_reserve) =
         (limits.jobs, limits.claims, limits.disk_reserve);
     (settings.logs.file_bytes, settings.logs.files) = (limits.log_bytes, limits.log_files);
+    (settings.retain, settings.retain_jobs) = (limits.retain, limits.retain_jobs);
     settings.attempts_kept = limits.attempts_kept;
     let timing = &config.timing;
     (settings.renew_every, settings.rho_milli, settings.margin) =
         (timing.renew_every, timing.rho_milli, timing.margin);
     settings.grace = timing.grace;
     settings.grant_for = timing.grant_for;
+    settings.rehome_after = timing.rehome_after;
     settings.gossip = (timing.gossip_interval_busy.to_std(), timing.gossip_interval.to_std());
     settings.probe_every = timing.probe_every.unwrap_or_default();
     settings.probe_share_milli = timing.probe_share_milli;

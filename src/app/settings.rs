@@ -65,6 +65,12 @@ pub struct Settings {
     pub claims: usize,
     /// Jobs held.
     pub jobs_max: usize,
+    /// How long the record of an ended job is kept,
+    pub retain: Span,
+    /// and how many of them at most.
+    pub retain_jobs: usize,
+    /// A peer lost for this long is replaced as a home.
+    pub rehome_after: Span,
     /// New jobs are refused below this much free disk.
     pub disk_reserve: Bytes,
     /// Logs kept.
@@ -121,6 +127,9 @@ impl Settings {
             grant_for: Span::secs(5),
             claims: 3,
             jobs_max: 1_000_000,
+            retain: Span::secs(30 * 86_400),
+            retain_jobs: 100_000,
+            rehome_after: Span::secs(600),
             disk_reserve: Bytes::mib(256),
             logs: LogLimits::default(),
             attempts_kept: 1_000,

@@ -3,21 +3,27 @@
 //! Every answer that changes something leaves only after its row is on disk. "I do not know this
 //! record" is an answer of its own, never "it is empty": a slot begins only with a certified origin.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
 use super::api::{Table, Write};
 use super::message::{AnswerBody, Ballot, Origin, RecordKey, RegisterBody, RegisterRequest};
+use super::rows::{FLOOR_TAG, TOMBSTONE_TAG, decode_row, encode_row, key_bytes, tombstone_key};
+pub use super::value::{Value, ValueError};
 use crate::base::{Home, JobId, PeerName, StoreId};
-use crate::model::record::{RECORD_BYTES_MAX, contact_id};
-use crate::model::{ContactRecord, JobRecord};
+use crate::model::JobRecord;
+use crate::model::record::contact_id;
 
 /// What this disk holds of one register.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slot {
     /// Who may answer for it.
     pub origin: Origin,
+    /// The newest generation that this disk knows.
+    pub generation: u32,
+    /// Set on a forward pointer: this disk holds no value any more, and these hold that generation.
+    pub pointer: Option<Vec<Home>>,
     /// Nothing below is accepted or promised any more.
     pub promised: Ballot,
     /// The newest accepted ballot and value.
@@ -26,80 +32,8 @@ pub struct Slot {
     pub value: Option<Value>,
 }
 
-/// A register's value, read.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Value {
-    /// A job's record.
-    Job(Box<JobRecord>),
-    /// A contact record.
-    Contact(Box<ContactRecord>),
-}
-
-/// Why bytes are not a value. Nothing was taken.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ValueError {
-    /// Larger than a record may be.
-    #[error("a record of {0} bytes; at most {RECORD_BYTES_MAX} are kept")]
-    TooLarge(usize),
-    /// Of a version that this binary does not know.
-    #[error("record version {0} is newer than this binary knows")]
-    Version(u8),
-    /// Not readable.
-    #[error("unreadable record: {0}")]
-    Malformed(String),
-    /// Readable, and not what its key certifies.
-    #[error("the record is not the one its id certifies")]
-    NotCertified,
-}
-
 /// Why a nearly full disk takes no new record, word for word: the proposer tells it apart by this.
 pub const DISK_FULL: &str = "disk nearly full";
-
-/// Leads every stored value. Values are JSON: self-describing, so that N and N-1 read each other and
-/// fields of a later version are kept.
-const VALUE_VERSION: u8 = 1;
-
-impl Value {
-    /// Bytes for the register.
-    pub fn encode(&self) -> Result<Vec<u8>, ValueError> {
-        let mut bytes = vec![VALUE_VERSION];
-        let written = match self {
-            Value::Job(record) => serde_json::to_writer(&mut bytes, record),
-            Value::Contact(record) => serde_json::to_writer(&mut bytes, record),
-        };
-        written.map_err(|e| ValueError::Malformed(e.to_string()))?;
-        if bytes.len() > RECORD_BYTES_MAX {
-            return Err(ValueError::TooLarge(bytes.len()));
-        }
-        Ok(bytes)
-    }
-
-    /// Reads bytes and checks that they are what the key certifies.
-    pub fn decode(key: &RecordKey, bytes: &[u8]) -> Result<Value, ValueError> {
-        if bytes.len() > RECORD_BYTES_MAX {
-            return Err(ValueError::TooLarge(bytes.len()));
-        }
-        let malformed = |e: serde_json::Error| ValueError::Malformed(e.to_string());
-        match (bytes.split_first(), key) {
-            (Some((&VALUE_VERSION, rest)), RecordKey::Job(id)) => {
-                let record: JobRecord = serde_json::from_slice(rest).map_err(malformed)?;
-                if record.id() != *id {
-                    return Err(ValueError::NotCertified);
-                }
-                Ok(Value::Job(Box::new(record)))
-            }
-            (Some((&VALUE_VERSION, rest)), RecordKey::Contact(id)) => {
-                let record: ContactRecord = serde_json::from_slice(rest).map_err(malformed)?;
-                if contact_id(&record.cluster, record.series, &record.homes) != *id {
-                    return Err(ValueError::NotCertified);
-                }
-                Ok(Value::Contact(Box::new(record)))
-            }
-            (Some((version, _)), _) => Err(ValueError::Version(*version)),
-            (None, _) => Err(ValueError::Malformed("empty".into())),
-        }
-    }
-}
 
 impl Origin {
     /// Who holds the register.
@@ -121,12 +55,11 @@ impl Origin {
     }
 }
 
-/// A row's head; the value's bytes follow it.
-#[derive(Serialize, Deserialize)]
-struct Head {
-    origin: Origin,
-    promised: Ballot,
-    accepted: Option<Ballot>,
+/// What is left of a record that was kept long enough: a late "create" cannot revive it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Tombstone {
+    minter: PeerName,
+    sequence: u64,
 }
 
 /// All that this disk holds as an acceptor.
@@ -135,14 +68,22 @@ pub struct Acceptor {
     slots: BTreeMap<RecordKey, Slot>,
     jobs_live: usize,
     jobs: usize,
+    tombstones: BTreeMap<JobId, Tombstone>,
+    /// The same by age: sequences of one minter grow.
+    by_minter: BTreeSet<(PeerName, u64, JobId)>,
+    /// Per minter: an unknown job with a sequence below it was forgotten.
+    floors: BTreeMap<PeerName, u64>,
 }
+
+/// Tombstones kept; older ones melt into their minter's floor.
+pub const TOMBSTONES_MAX: usize = if cfg!(test) { 64 } else { 100_000 };
 
 /// What came of a request.
 pub struct Handled {
     /// For the proposer.
     pub answer: AnswerBody,
     /// To be on disk before it leaves.
-    pub write: Option<Write>,
+    pub writes: Vec<Write>,
     /// A value was accepted.
     pub accepted: bool,
 }
@@ -161,9 +102,24 @@ impl Acceptor {
     /// could forget a promise.
     pub fn recover(rows: &BTreeMap<Vec<u8>, Vec<u8>>) -> Result<Self, ValueError> {
         let mut acceptor = Acceptor::default();
-        for row in rows.values() {
-            let slot = decode_row(row)?;
-            acceptor.slots.insert(slot.origin.key(), slot);
+        let malformed = |e: serde_json::Error| ValueError::Malformed(e.to_string());
+        for (key, row) in rows {
+            match key.split_first() {
+                Some((&TOMBSTONE_TAG, id)) => {
+                    let tombstone: Tombstone = serde_json::from_slice(row).map_err(malformed)?;
+                    let id = id.try_into().map_err(|_| ValueError::Malformed("tombstone's key".into()))?;
+                    acceptor.bury(JobId(id), tombstone);
+                }
+                Some((&FLOOR_TAG, name)) => {
+                    let name = std::str::from_utf8(name).ok().and_then(|n| PeerName::new(n).ok());
+                    let name = name.ok_or_else(|| ValueError::Malformed("floor's key".into()))?;
+                    acceptor.floors.insert(name, serde_json::from_slice(row).map_err(malformed)?);
+                }
+                _ => {
+                    let slot = decode_row(row)?;
+                    acceptor.slots.insert(slot.origin.key(), slot);
+                }
+            }
         }
         acceptor.recount();
         Ok(acceptor)
@@ -173,11 +129,22 @@ impl Acceptor {
         self.jobs = 0;
         self.jobs_live = 0;
         for slot in self.slots.values() {
-            if let Origin::Job(_) = slot.origin {
-                self.jobs += 1;
-                self.jobs_live += usize::from(is_live(slot));
-            }
+            let (held, live) = weight(Some(slot));
+            self.jobs += held;
+            self.jobs_live += live;
         }
+    }
+
+    /// Puts a slot in place and keeps the counts.
+    fn put(&mut self, key: RecordKey, slot: Option<Slot>) {
+        let (held, live) = weight(slot.as_ref());
+        let before = match slot {
+            Some(slot) => self.slots.insert(key, slot),
+            None => self.slots.remove(&key),
+        };
+        let (held_before, live_before) = weight(before.as_ref());
+        self.jobs = self.jobs + held - held_before;
+        self.jobs_live = self.jobs_live + live - live_before;
     }
 
     /// One register.
@@ -206,53 +173,156 @@ impl Acceptor {
         (self.jobs, self.jobs_live)
     }
 
-    /// Forgets a register (retention). The caller has made sure that it is final and old.
-    pub fn forget(&mut self, key: &RecordKey) -> Option<Write> {
-        self.slots.remove(key)?;
-        self.recount();
-        Some(Write { table: Table::Acceptors, key: key_bytes(key), value: None })
+    /// Job registers after one key, in order: for a sweep that goes round.
+    pub fn jobs_after(&self, cursor: Option<JobId>) -> impl Iterator<Item = (JobId, &JobRecord)> {
+        use std::ops::Bound::{Excluded, Unbounded};
+        let from = cursor.map_or(Unbounded, |id| Excluded(RecordKey::Job(id)));
+        self.slots.range((from, Unbounded)).filter_map(|(key, slot)| match (key, &slot.value) {
+            (RecordKey::Job(id), Some(Value::Job(record))) => Some((*id, &**record)),
+            _ => None,
+        })
     }
 
-    /// Answers one request for this peer's disk.
+    /// True if the record was here and was forgotten.
+    pub fn forgotten(&self, id: &JobId) -> bool {
+        self.tombstones.contains_key(id)
+    }
+
+    /// Where this disk thinks a register is held now: generation and homes.
+    pub fn held_at(&self, key: &RecordKey) -> Option<(u32, Vec<Home>)> {
+        let slot = self.slots.get(key)?;
+        Some((slot.generation, slot.homes().to_vec()))
+    }
+
+    /// The record has moved to homes that this disk is not among: only a forward pointer stays.
+    pub fn point(&mut self, key: &RecordKey, generation: u32, homes: &[Home]) -> Option<Write> {
+        let slot = self.slots.get(key).filter(|slot| slot.generation < generation)?;
+        let slot = Slot {
+            origin: slot.origin.clone(),
+            generation,
+            pointer: Some(homes.to_vec()),
+            promised: Ballot::default(),
+            accepted: None,
+            value: None,
+        };
+        let write = encode_row(key, &slot);
+        self.put(*key, Some(slot));
+        Some(write)
+    }
+
+    /// Buries a record that a majority has forgotten already, with what melts into the floors.
+    pub fn forget(&mut self, id: &JobId) -> Vec<Write> {
+        let key = RecordKey::Job(*id);
+        let Some(Origin::Job(birth)) = self.slots.get(&key).map(|slot| slot.origin.clone()) else {
+            return Vec::new();
+        };
+        self.put(key, None);
+        let mut writes = vec![Write { table: Table::Acceptors, key: key_bytes(&key), value: None }];
+        let tombstone = Tombstone { minter: birth.minter, sequence: birth.sequence };
+        let bytes = serde_json::to_vec(&tombstone).expect("a tombstone has only plain fields");
+        writes.push(Write { table: Table::Acceptors, key: tombstone_key(id), value: Some(bytes) });
+        self.bury(*id, tombstone);
+        while self.tombstones.len() > TOMBSTONES_MAX {
+            writes.extend(self.melt());
+        }
+        writes
+    }
+
+    fn bury(&mut self, id: JobId, tombstone: Tombstone) {
+        self.by_minter.insert((tombstone.minter.clone(), tombstone.sequence, id));
+        self.tombstones.insert(id, tombstone);
+    }
+
+    /// Drops the oldest tombstone of the first minter; what its minter made before it stays refused.
+    fn melt(&mut self) -> Vec<Write> {
+        let Some((minter, sequence, id)) = self.by_minter.pop_first() else { return Vec::new() };
+        self.tombstones.remove(&id);
+        let floor = self.floors.entry(minter.clone()).or_default();
+        *floor = (*floor).max(sequence.saturating_add(1));
+        let value = Some(serde_json::to_vec(floor).expect("a number"));
+        let key = [&[FLOOR_TAG], minter.as_str().as_bytes()].concat();
+        vec![
+            Write { table: Table::Acceptors, key, value },
+            Write { table: Table::Acceptors, key: tombstone_key(&id), value: None },
+        ]
+    }
+
+    /// Answers one request of a member for this peer's disk.
     pub fn handle(
         &mut self,
-        me: &PeerName,
-        store: StoreId,
+        me: (&PeerName, StoreId),
+        from: &PeerName,
         request: &RegisterRequest,
         room: Room,
     ) -> Handled {
-        let plain = |answer| Handled { answer, write: None, accepted: false };
-        if request.store != store || request.generation != 0 {
-            // Asked as another disk, or for a generation that never began here.
+        let store = me.1;
+        let plain = |answer| Handled { answer, writes: Vec::new(), accepted: false };
+        if request.store != store {
+            // Asked as another disk.
             return plain(AnswerBody::Unknown);
+        }
+        if let RecordKey::Job(id) = &request.key
+            && self.tombstones.contains_key(id)
+        {
+            return plain(AnswerBody::Forgotten);
+        }
+        let mut decoded = None;
+        if let RegisterBody::Accept { value, .. } = &request.body {
+            match Value::decode(&request.key, value) {
+                Ok(read) if read.generation() == request.generation => decoded = Some(read),
+                Ok(_) => {
+                    return plain(AnswerBody::Refused { why: "the value is of another generation".into() });
+                }
+                Err(why) => return plain(AnswerBody::Refused { why: why.to_string() }),
+            }
+        }
+        if let Some(slot) = self.slots.get(&request.key) {
+            if slot.generation > request.generation {
+                let (generation, homes) = (slot.generation, slot.homes().to_vec());
+                return plain(AnswerBody::Moved { generation, homes });
+            }
+            if slot.generation < request.generation && decoded.is_none() {
+                // That generation has not begun here.
+                return plain(AnswerBody::Unknown);
+            }
         }
         match &request.body {
             RegisterBody::Read => match self.slots.get(&request.key) {
-                None => plain(AnswerBody::Unknown),
-                Some(slot) => plain(AnswerBody::State { accepted: slot.accepted.clone() }),
+                Some(slot) if slot.pointer.is_none() => {
+                    plain(AnswerBody::State { accepted: slot.accepted.clone() })
+                }
+                _ => plain(AnswerBody::Unknown),
             },
             RegisterBody::Prepare { ballot, origin } => {
-                if let Err(refusal) = self.begin(me, store, &request.key, origin.as_ref(), room) {
+                if let Err(refusal) = self.begin(me, from, request, (origin.as_ref(), None), room) {
                     return plain(refusal);
                 }
-                let Some(slot) = self.slots.get_mut(&request.key) else { return plain(AnswerBody::Unknown) };
+                let slot = self.slots.get_mut(&request.key).filter(|slot| slot.pointer.is_none());
+                let Some(slot) = slot else { return plain(AnswerBody::Unknown) };
                 if *ballot <= slot.promised {
                     return plain(AnswerBody::Higher { promised: slot.promised.clone() });
                 }
                 slot.promised = ballot.clone();
                 let answer = AnswerBody::Promise { ballot: ballot.clone(), accepted: slot.accepted.clone() };
-                Handled { answer, write: Some(encode_row(&request.key, slot)), accepted: false }
+                Handled { answer, writes: vec![encode_row(&request.key, slot)], accepted: false }
             }
             RegisterBody::Accept { ballot, value, next, origin } => {
-                let read = match Value::decode(&request.key, value) {
-                    Ok(read) => read,
-                    Err(why) => return plain(AnswerBody::Refused { why: why.to_string() }),
-                };
-                if let Err(refusal) = self.begin(me, store, &request.key, origin.as_ref(), room) {
+                let Some(read) = decoded else { return plain(AnswerBody::Unknown) };
+                if let Err(refusal) = self.begin(me, from, request, (origin.as_ref(), Some(&read)), room) {
                     return plain(refusal);
                 }
                 self.accept(&request.key, ballot, value, read, next.as_ref())
             }
+            RegisterBody::Forget => match (&request.key, self.slots.get(&request.key)) {
+                (RecordKey::Job(id), Some(Slot { value: Some(Value::Job(record)), .. }))
+                    if record.state.is_final() =>
+                {
+                    let writes = self.forget(id);
+                    Handled { answer: AnswerBody::Forgotten, writes, accepted: false }
+                }
+                (_, None) => plain(AnswerBody::Unknown),
+                _ => plain(AnswerBody::Refused { why: "the record is not final here".into() }),
+            },
         }
     }
 
@@ -264,50 +334,41 @@ impl Acceptor {
         read: Value,
         next: Option<&Ballot>,
     ) -> Handled {
-        let Some(slot) = self.slots.get_mut(key) else {
-            return Handled { answer: AnswerBody::Unknown, write: None, accepted: false };
-        };
+        let plain = |answer| Handled { answer, writes: Vec::new(), accepted: false };
+        let Some(mut slot) = self.slots.get(key).cloned() else { return plain(AnswerBody::Unknown) };
         // The same accept may come twice; after it the promise stands higher (`next`), and the answer
         // is still yes. A ballot below the promise that was not accepted is refused.
-        let again = slot.accepted.as_ref().is_some_and(|(b, v)| b == ballot && v == bytes);
-        if again {
-            return Handled {
-                answer: AnswerBody::Accepted { ballot: ballot.clone() },
-                write: None,
-                accepted: false,
-            };
+        if slot.accepted.as_ref().is_some_and(|(b, v)| b == ballot && v == bytes) {
+            return plain(AnswerBody::Accepted { ballot: ballot.clone() });
         }
         let stale = slot.accepted.as_ref().is_some_and(|(b, _)| b >= ballot);
         if *ballot < slot.promised || stale {
-            return Handled {
-                answer: AnswerBody::Higher { promised: slot.promised.clone() },
-                write: None,
-                accepted: false,
-            };
+            return plain(AnswerBody::Higher { promised: slot.promised });
         }
-        let was_live = is_live(slot);
         slot.accepted = Some((ballot.clone(), bytes.to_vec()));
         slot.value = Some(read);
         let promise =
             next.filter(|n| n.proposer == ballot.proposer && n.boot == ballot.boot).unwrap_or(ballot);
         slot.promised = promise.max(ballot).clone();
-        if let Origin::Job(_) = slot.origin {
-            self.jobs_live = self.jobs_live + usize::from(is_live(slot)) - usize::from(was_live);
-        }
-        let write = Some(encode_row(key, slot));
-        Handled { answer: AnswerBody::Accepted { ballot: ballot.clone() }, write, accepted: true }
+        let writes = vec![encode_row(key, &slot)];
+        self.put(*key, Some(slot));
+        Handled { answer: AnswerBody::Accepted { ballot: ballot.clone() }, writes, accepted: true }
     }
 
-    /// Begins a register at its certified birth, where it does not exist yet and may.
+    /// Begins a register where it does not exist yet and may: at its certified birth, or, in a later
+    /// generation, with a value of it (`first`). That value is the one chosen at the end of the generation
+    /// before, or was proposed after a majority of this one had begun: the proposer sees to that.
     fn begin(
         &mut self,
-        me: &PeerName,
-        store: StoreId,
-        key: &RecordKey,
-        origin: Option<&Origin>,
+        me: (&PeerName, StoreId),
+        from: &PeerName,
+        request: &RegisterRequest,
+        (origin, first): (Option<&Origin>, Option<&Value>),
         room: Room,
     ) -> Result<(), AnswerBody> {
-        if self.slots.contains_key(key) {
+        let (key, generation) = (&request.key, request.generation);
+        let held = self.slots.get(key);
+        if held.is_some_and(|slot| slot.generation == generation && slot.pointer.is_none()) {
             return Ok(());
         }
         let Some(origin) = origin else { return Err(AnswerBody::Unknown) };
@@ -315,29 +376,75 @@ impl Acceptor {
         if origin.key() != *key {
             return refuse("the id does not certify this origin");
         }
-        let homes = origin.homes();
+        let homes = match (generation, first) {
+            (0, _) => origin.homes(),
+            (_, Some(value)) => value.homes(),
+            (_, None) => return Err(AnswerBody::Unknown),
+        };
         let distinct =
             homes.iter().enumerate().all(|(i, h)| homes[..i].iter().all(|other| other.peer != h.peer));
         if homes.is_empty()
             || homes.len() > 5
             || !distinct
-            || !homes.iter().any(|h| h.peer == *me && h.store == store)
+            || !homes.iter().any(|h| h.peer == *me.0 && h.store == me.1)
         {
             return refuse("this disk is not in the record's home set");
         }
-        if let Origin::Job(_) = origin {
+        if held.is_some_and(|slot| !slot.hands_over_to(from, homes)) {
+            return refuse("this disk knows of no move to these homes");
+        }
+        if let Origin::Job(birth) = origin {
+            if held.is_none() && self.floors.get(&birth.minter).is_some_and(|floor| birth.sequence < *floor) {
+                return Err(AnswerBody::Forgotten);
+            }
             if room.disk_full {
                 return refuse(DISK_FULL);
             }
             if self.jobs >= room.jobs_max {
                 return refuse("holds as many jobs as it may");
             }
-            self.jobs += 1;
-            self.jobs_live += 1;
         }
-        let slot = Slot { origin: origin.clone(), promised: Ballot::default(), accepted: None, value: None };
-        self.slots.insert(*key, slot);
+        let slot = Slot {
+            origin: origin.clone(),
+            generation,
+            pointer: None,
+            promised: Ballot::default(),
+            accepted: None,
+            value: None,
+        };
+        self.put(*key, Some(slot));
         Ok(())
+    }
+}
+
+impl Slot {
+    /// A member that is no home of a record must not end its generation by a word: either this disk has
+    /// accepted the seal, or one of the present homes says so.
+    fn hands_over_to(&self, from: &PeerName, next: &[Home]) -> bool {
+        let sealed = match &self.value {
+            Some(Value::Job(record)) => record.sealed.as_deref() == Some(next),
+            _ => false,
+        };
+        sealed || self.homes().iter().any(|h| h.peer == *from)
+    }
+
+    /// Who holds the generation that this disk knows.
+    fn homes(&self) -> &[Home] {
+        match (&self.pointer, &self.value) {
+            (Some(homes), _) => homes,
+            (None, Some(value)) if self.generation > 0 => value.homes(),
+            _ => self.origin.homes(),
+        }
+    }
+}
+
+/// What a slot counts for: jobs held, and of these not final.
+fn weight(slot: Option<&Slot>) -> (usize, usize) {
+    match slot {
+        Some(slot) if matches!(slot.origin, Origin::Job(_)) && slot.pointer.is_none() => {
+            (1, usize::from(is_live(slot)))
+        }
+        _ => (0, 0),
     }
 }
 
@@ -347,52 +454,4 @@ fn is_live(slot: &Slot) -> bool {
         Some(Value::Contact(_)) => false,
         None => true,
     }
-}
-
-/// The store's key of a register.
-fn key_bytes(key: &RecordKey) -> Vec<u8> {
-    let (tag, id) = match key {
-        RecordKey::Job(id) => (b'j', id.0),
-        RecordKey::Contact(id) => (b'c', id.0),
-    };
-    let mut bytes = vec![tag];
-    bytes.extend_from_slice(&id);
-    bytes
-}
-
-/// A row: version, length of the head, head (JSON), value.
-fn encode_row(key: &RecordKey, slot: &Slot) -> Write {
-    let head = Head {
-        origin: slot.origin.clone(),
-        promised: slot.promised.clone(),
-        accepted: slot.accepted.as_ref().map(|(ballot, _)| ballot.clone()),
-    };
-    let head = serde_json::to_vec(&head).expect("a head has only plain fields");
-    let value = slot.accepted.as_ref().map(|(_, value)| value.as_slice()).unwrap_or_default();
-    let mut row = Vec::with_capacity(5 + head.len() + value.len());
-    row.push(VALUE_VERSION);
-    row.extend_from_slice(&u32::try_from(head.len()).expect("a head is small").to_be_bytes());
-    row.extend_from_slice(&head);
-    row.extend_from_slice(value);
-    Write { table: Table::Acceptors, key: key_bytes(key), value: Some(row) }
-}
-
-fn decode_row(row: &[u8]) -> Result<Slot, ValueError> {
-    let short = || ValueError::Malformed("row is cut short".into());
-    let (&version, rest) = row.split_first().ok_or_else(short)?;
-    if version != VALUE_VERSION {
-        return Err(ValueError::Version(version));
-    }
-    let (length, rest) = rest.split_first_chunk::<4>().ok_or_else(short)?;
-    let (head, value) = rest.split_at_checked(u32::from_be_bytes(*length) as usize).ok_or_else(short)?;
-    let head: Head = serde_json::from_slice(head).map_err(|e| ValueError::Malformed(e.to_string()))?;
-    let key = head.origin.key();
-    let (accepted, read) = match head.accepted {
-        None => (None, None),
-        Some(ballot) => {
-            let read = Value::decode(&key, value)?;
-            (Some((ballot, value.to_vec())), Some(read))
-        }
-    };
-    Ok(Slot { origin: head.origin, promised: head.promised, accepted, value: read })
 }

@@ -46,6 +46,12 @@ pub struct CoreConfig {
     pub claims_max: usize,
     /// Jobs held as a home before new ones are refused.
     pub jobs_max: usize,
+    /// A home that has been lost for this long is replaced.
+    pub rehome_after: Span,
+    /// A record is kept this long after its job has ended, by the clock for people,
+    pub retain: Span,
+    /// and of the ended ones a home keeps the newest so many.
+    pub retain_jobs: usize,
     /// This cluster's nodes; empty for a witness.
     pub nodes: Vec<NodeCapacity>,
     /// This cluster runs container images.

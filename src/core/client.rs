@@ -15,7 +15,7 @@ use super::placement;
 use super::propose::{Fresh, OpResult, Task};
 use super::purpose::Purpose;
 use crate::base::{BoundedVec, Home, JobId, PeerName, Span, TraceId, WallTime};
-use crate::model::record::{Birth, CancelIntent, Change, Checkpoint, Refused};
+use crate::model::record::{Birth, CancelIntent, Change, Checkpoint, MoveIntent, Refused};
 use crate::model::report::Liveness;
 use crate::model::spec::JobSpec;
 use crate::model::{JobRecord, JobState};
@@ -110,6 +110,9 @@ impl Peer {
             ClientRequest::Get { job }
             | ClientRequest::Cancel { job, .. }
             | ClientRequest::Publish { job, .. }
+            | ClientRequest::ConfirmLost { job, .. }
+            | ClientRequest::Move { job, .. }
+            | ClientRequest::Release { job, .. }
             | ClientRequest::Why { job } => self.with_birth(token, job, request),
         }
     }
@@ -216,7 +219,7 @@ impl Peer {
                 if let Some(owner) = self.owner_of(&record).filter(|o| *o != self.cfg.name) {
                     self.send(owner, Message::Look { birth: record.birth.clone() }, false);
                 }
-                ClientResponse::Submitted { job, homes: record.birth.homes.to_vec(), existed }
+                ClientResponse::Submitted { job, homes: record.homes().to_vec(), existed }
             }
             OpResult::Rejected(why) if why == super::acceptor::DISK_FULL => {
                 ClientResponse::Error(ClientError::DiskFull)
@@ -269,12 +272,14 @@ impl Peer {
         }
     }
 
-    pub(super) fn on_located(&mut self, from: PeerName, job: JobId, birth: Option<Birth>) {
+    /// Somebody holds the record (birth, generation, homes), or does not.
+    pub(super) fn on_located(&mut self, from: PeerName, job: JobId, held: Option<(Birth, u32, Vec<Home>)>) {
         let waiting: Vec<u64> =
             self.clients.locates.iter().filter(|(_, l)| l.job == job).map(|(id, _)| *id).collect();
         for id in waiting {
-            match &birth {
-                Some(birth) if birth.id() == job => {
+            match &held {
+                Some((birth, generation, homes)) if birth.id() == job => {
+                    self.learn(RecordKey::Job(job), *generation, homes.clone());
                     if let Some(locate) = self.clients.locates.remove(&id) {
                         self.ask(locate.token, job, birth.clone(), locate.request);
                     }
@@ -342,6 +347,13 @@ impl Peer {
             ClientRequest::Publish { epoch, uri, .. } => {
                 Task::Job(Change::Publish { checkpoint: Checkpoint { epoch: *epoch, uri: uri.clone() } })
             }
+            ClientRequest::ConfirmLost { epoch, by, .. } => {
+                Task::Job(Change::ConfirmLost { epoch: *epoch, by: by.clone(), at: self.now.wall })
+            }
+            ClientRequest::Move { to, by, .. } => Task::Job(Change::Move {
+                intent: MoveIntent { to: to.clone(), by: by.clone(), at: self.now.wall },
+            }),
+            ClientRequest::Release { by, .. } => Task::Job(Change::Release { by: by.clone() }),
             _ => Task::Read,
         };
         let purpose = Purpose::Client { token, job, request: Box::new(request) };
@@ -361,13 +373,25 @@ impl Peer {
         };
         let response = match (request, refused) {
             (ClientRequest::Cancel { .. }, None) => {
-                self.tell_about_cancel(&record);
+                self.tell_about("job.cancel", &record);
                 ClientResponse::Cancelled { state: record.state }
             }
             (ClientRequest::Cancel { .. }, Some(Refused::Final(state))) => {
                 ClientResponse::Cancelled { state }
             }
             (_, Some(refused)) => ClientResponse::Error(ClientError::Refused(refused)),
+            (ClientRequest::Move { .. }, None) => {
+                self.tell_about("job.move", &record);
+                ClientResponse::Job(record)
+            }
+            (ClientRequest::ConfirmLost { .. }, None) => {
+                self.tell_about("job.confirmed_lost", &record);
+                ClientResponse::Job(record)
+            }
+            (ClientRequest::Release { .. }, None) => {
+                self.tell_about("job.released", &record);
+                ClientResponse::Job(record)
+            }
             (ClientRequest::Publish { .. }, None) => ClientResponse::Published,
             (ClientRequest::Why { .. }, None) => ClientResponse::Why(Box::new(self.why(&record))),
             _ => ClientResponse::Job(record),
@@ -376,9 +400,9 @@ impl Peer {
     }
 
     /// The record says it; the executor and the owner are told, so that they need not find out.
-    fn tell_about_cancel(&mut self, record: &JobRecord) {
+    fn tell_about(&mut self, kind: &str, record: &JobRecord) {
         let job = record.id();
-        self.event("job.cancel", Some(job), record.reason.clone());
+        self.event(kind, Some(job), record.reason.clone());
         if let Some(placement) = &record.placement {
             self.send(placement.cluster.clone(), Message::Look { birth: record.birth.clone() }, false);
         }
@@ -421,7 +445,7 @@ impl Peer {
 
     /// Homes of a record, for people.
     pub fn homes(record: &JobRecord) -> &[Home] {
-        &record.birth.homes
+        record.homes()
     }
 }
 

@@ -35,6 +35,31 @@ pub enum ClientRequest {
         /// Who asks.
         by: String,
     },
+    /// An operator says that the job's present attempt has stopped for good.
+    ConfirmLost {
+        /// Which job.
+        job: JobId,
+        /// Which attempt is meant.
+        epoch: Epoch,
+        /// Who says so.
+        by: String,
+    },
+    /// Go on at another cluster.
+    Move {
+        /// Which job.
+        job: JobId,
+        /// Where to.
+        to: PeerName,
+        /// Who asks.
+        by: String,
+    },
+    /// Let a held job run again.
+    Release {
+        /// Which job.
+        job: JobId,
+        /// Who asks.
+        by: String,
+    },
     /// Publish a checkpoint for an attempt.
     Publish {
         /// Which job.

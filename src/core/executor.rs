@@ -392,6 +392,9 @@ impl Peer {
         if record.cancel.is_some() {
             return self.stop(key, StopReason::Cancel);
         }
+        if record.moving.as_ref().is_some_and(|m| m.to != self.cfg.name) {
+            return self.stop(key, StopReason::Drain);
+        }
         let unstarted = self.exec.attempts.get(&key).is_some_and(|a| a.phase == Phase::Starting);
         if unstarted {
             self.start(key, &record);

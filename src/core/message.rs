@@ -25,6 +25,14 @@ pub struct Ballot {
     pub boot: u64,
 }
 
+impl Ballot {
+    /// Under which the first value of a later generation is accepted. There is only one such value, so
+    /// whoever knows it may propose it, without prepare; every other ballot is higher.
+    pub fn install() -> Self {
+        Self { round: 1, proposer: String::new(), boot: 0 }
+    }
+}
+
 /// What proves that a register exists and who holds it. Checked by every acceptor before it creates one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Origin {
@@ -95,6 +103,15 @@ pub enum Message {
         /// Its birth (certifies the id and names the homes).
         birth: Birth,
     },
+    /// Answer to `Locate` for a record whose homes have moved.
+    Held {
+        /// Certifies the id.
+        birth: Birth,
+        /// The newest generation that the sender knows,
+        generation: u32,
+        /// and who holds it.
+        homes: Vec<Home>,
+    },
 }
 
 /// To an acceptor.
@@ -104,7 +121,7 @@ pub struct RegisterRequest {
     pub op: u64,
     /// Which register.
     pub key: RecordKey,
-    /// Its generation; this version knows 0 only.
+    /// Its generation: which home set is meant.
     pub generation: u32,
     /// The disk that shall answer; another one must not.
     pub store: StoreId,
@@ -135,6 +152,8 @@ pub enum RegisterBody {
     },
     /// Read without a promise.
     Read,
+    /// All homes hold the final value: keep only a tombstone.
+    Forget,
 }
 
 /// From an acceptor.
@@ -182,6 +201,15 @@ pub enum AnswerBody {
         /// Why.
         why: String,
     },
+    /// The asked generation is over.
+    Moved {
+        /// A newer one,
+        generation: u32,
+        /// and who holds it.
+        homes: Vec<Home>,
+    },
+    /// The record ended, and was kept as long as it had to be.
+    Forgotten,
 }
 
 /// A standing request for capacity.

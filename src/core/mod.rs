@@ -11,12 +11,16 @@ mod client_api;
 mod contact;
 mod executor;
 pub mod message;
+mod moving;
 mod owner;
 pub mod peer;
 pub mod placement;
 mod propose;
 mod purpose;
+mod rehome;
 pub mod ring;
+mod rows;
+pub mod value;
 
 pub use api::{
     BackendCommand, BackendEvent, ClientRequest, ClientResponse, CoreConfig, DiskImage, Input, Now, Output,
@@ -24,3 +28,6 @@ pub use api::{
 };
 pub use message::Message;
 pub use peer::Peer;
+
+#[cfg(test)]
+mod homes_tests;

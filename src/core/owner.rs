@@ -31,6 +31,8 @@ const IDLE_EVERY_MAX: Span = Span::secs(300);
 /// and an acting one refreshes its hint by a read this often.
 const READ_EVERY: Span = Span::secs(30);
 const READ_EVERY_PLACED: Span = Span::secs(5);
+/// A job that moves waits so long for the cluster it shall move to; then it runs anywhere.
+const MOVE_WAITS: Span = Span::secs(60);
 /// Patience of the owner's own operations.
 const PATIENCE: Span = Span::secs(10);
 
@@ -142,20 +144,26 @@ enum Lapse {
 
 impl Peer {
     /// The members' order in driving a job; the first alive one acts.
-    fn acts_for(&self, record: &JobRecord) -> bool {
-        let homes = &record.birth.homes;
+    pub(super) fn acts_for(&self, record: &JobRecord) -> bool {
+        let homes = record.homes();
         if self.view.isolated && homes.len() > 1 {
             return false;
         }
-        homes
-            .iter()
-            .find(|h| self.liveness(&h.peer) == Liveness::Alive)
-            .is_some_and(|h| h.peer == self.cfg.name)
+        homes.iter().find(|h| self.home_alive(h)).is_some_and(|h| h.peer == self.cfg.name)
+    }
+
+    /// The very disk that the record names looks alive; the same peer with another disk is somebody else.
+    fn home_alive(&self, home: &Home) -> bool {
+        if home.peer == self.cfg.name {
+            return home.store == self.cfg.store;
+        }
+        self.view.members.get(&home.peer).is_some_and(|m| m.store == home.store)
+            && self.liveness(&home.peer) == Liveness::Alive
     }
 
     /// Who acts as the job's owner, seen from here.
     pub(super) fn owner_of(&self, record: &JobRecord) -> Option<PeerName> {
-        record.birth.homes.iter().find(|h| self.liveness(&h.peer) == Liveness::Alive).map(|h| h.peer.clone())
+        record.homes().iter().find(|h| self.home_alive(h)).map(|h| h.peer.clone())
     }
 
     /// What the clusters said to this owner's claims for a job.
@@ -207,7 +215,8 @@ impl Peer {
         let Some(record) = self.acceptor.job(&job).cloned() else {
             return self.drop_driven(job);
         };
-        if record.state.is_final() {
+        if record.state.is_final() || record.sealed.is_some() {
+            // The sweep finishes a move; afterwards the new generation's value is driven.
             return self.drop_driven(job);
         }
         if !self.acts_for(&record) {
@@ -246,7 +255,7 @@ impl Peer {
     /// change that changes nothing would not reach it.
     pub(super) fn heal_hint(&mut self, record: &JobRecord) {
         let job = record.id();
-        let home = record.birth.homes.iter().any(|h| h.peer == self.cfg.name && h.store == self.cfg.store);
+        let home = record.homes().iter().any(|h| h.peer == self.cfg.name && h.store == self.cfg.store);
         let behind =
             |r: &JobRecord| r.version < record.version || (r.version == record.version && r != record);
         if home && self.acceptor.job(&job).is_none_or(behind) {
@@ -294,12 +303,24 @@ impl Peer {
             _ => now,
         };
         driven.held_from = Some((record.version, from));
+        if record.held.is_some() {
+            self.withdraw_all(job, None);
+            return self.drive_at(job, now + IDLE_EVERY);
+        }
+        if let Some(intent) = record.moving.as_ref().filter(|_| now.since(from) >= MOVE_WAITS) {
+            let change = Change::MoveOver { intent: intent.clone() };
+            self.propose(Origin::Job(record.birth.clone()), Task::Job(change), Purpose::OwnerRead, PATIENCE);
+            return self.drive_at(job, now + CLAIM_EVERY);
+        }
         if now.since(from) < record.hold {
             return self.drive_at(job, from + record.hold);
         }
         let epoch = record.epoch.next();
         driven.claims.retain(|_, laid| laid.epoch == epoch);
-        let wanted = self.choose_claims(job, &record.spec);
+        let mut wanted = self.choose_claims(job, &record.spec);
+        if let Some(intent) = &record.moving {
+            wanted = vec![intent.to.clone()];
+        }
         self.lay_claims(job, record, epoch, &wanted);
         self.drive_at(job, now + CLAIM_EVERY);
     }

@@ -12,6 +12,7 @@ use super::executor::Executor;
 use super::message::{Message, RecordKey};
 use super::owner::Owner;
 use super::propose::Proposer;
+use super::rehome::Keeper;
 use super::ring::Ring;
 use crate::base::{Instant, JobId, PeerName, Rng, Span};
 use crate::model::report::{Liveness, View};
@@ -35,6 +36,8 @@ pub(super) enum Timer {
     Locate(u64),
     /// The executor tries a close or a start report again.
     Attempt(super::api::AttemptKey),
+    /// Home sets that are not what they should be, and records that were kept long enough.
+    Sweep,
 }
 
 /// One peer.
@@ -50,6 +53,7 @@ pub struct Peer {
     pub(super) exec: Executor,
     pub(super) contacts: Contacts,
     pub(super) clients: Clients,
+    pub(super) keeper: Keeper,
     pub(super) view: View,
     pub(super) ring: Ring,
     pub(super) disk_full: bool,
@@ -74,6 +78,7 @@ impl Peer {
             exec: Executor::recover(&cfg, rows(Table::Attempts))?,
             contacts: Contacts::recover(rows(Table::Meta))?,
             clients: Clients::recover(rows(Table::Meta))?,
+            keeper: Keeper::default(),
             view: View::default(),
             ring: Ring::default(),
             disk_full: false,
@@ -88,6 +93,7 @@ impl Peer {
         }
         peer.timers.insert((now.mono, Timer::Renew));
         peer.timers.insert((now.mono, Timer::Queue));
+        peer.timers.insert((now.mono + super::rehome::SWEEP_EVERY, Timer::Sweep));
         peer.restart_attempts();
         let out = std::mem::take(&mut peer.out);
         Ok((peer, out))
@@ -148,6 +154,7 @@ impl Peer {
                 Timer::Queue => self.on_queue_timer(),
                 Timer::Locate(id) => self.on_locate_timer(id),
                 Timer::Attempt(key) => self.attempt_again(key),
+                Timer::Sweep => self.sweep(),
             }
         }
     }
@@ -157,14 +164,17 @@ impl Peer {
             Message::Register(request) => self.on_register(from, request),
             Message::Answer(answer) => self.on_answer(from, answer),
             Message::Locate { job } => {
-                let key = RecordKey::Job(job);
-                let birth = self.acceptor.slot(&key).and_then(|slot| match &slot.origin {
-                    super::message::Origin::Job(birth) => Some(birth.clone()),
-                    super::message::Origin::Contact(..) => None,
-                });
-                self.send(from, Message::Located { job, birth }, false);
+                let answer = self.locate_answer(job);
+                self.send(from, answer, false);
             }
-            Message::Located { job, birth } => self.on_located(from, job, birth),
+            Message::Held { birth, generation, homes } => {
+                let job = birth.id();
+                self.on_held(RecordKey::Job(job), generation, homes.clone());
+                self.on_located(from, job, Some((birth, generation, homes)));
+            }
+            Message::Located { job, birth } => {
+                self.on_located(from, job, birth.map(|b| (b, 0, Vec::new())));
+            }
             Message::Claim(claim) => self.on_claim(from, *claim),
             Message::Withdraw { job, epoch } => self.on_withdraw(&from, job, epoch),
             Message::Grant { job, epoch, held, contact, series, homes, incarnation } => {
@@ -180,6 +190,7 @@ impl Peer {
     fn on_view(&mut self, view: View) {
         self.ring.update(&view);
         let before = std::mem::replace(&mut self.view, view);
+        self.note_away();
         for member in self.view.members.values() {
             if let Some(contact) = member.report.as_ref().and_then(|r| r.contact.as_ref()) {
                 let (id, incarnation, nonce) = (contact.contact, contact.incarnation, contact.nonce);
@@ -204,6 +215,18 @@ impl Peer {
             if self.acceptor.job(job).is_some() {
                 self.drive_soon(*job);
             }
+        }
+    }
+
+    fn locate_answer(&self, job: JobId) -> Message {
+        let key = RecordKey::Job(job);
+        let origin = self.acceptor.slot(&key).map(|slot| slot.origin.clone());
+        match (origin, self.acceptor.held_at(&key)) {
+            (Some(super::message::Origin::Job(birth)), Some((generation, homes))) if generation > 0 => {
+                Message::Held { birth, generation, homes }
+            }
+            (Some(super::message::Origin::Job(birth)), _) => Message::Located { job, birth: Some(birth) },
+            _ => Message::Located { job, birth: None },
         }
     }
 
@@ -239,6 +262,7 @@ impl Peer {
         let (records, records_live) = self.acceptor.counts();
         let mut counters: BTreeMap<String, u64> =
             self.counters.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect();
+        counters.insert("records_unsettled".into(), self.unsettled() as u64);
         counters.insert("register_in_flight".into(), self.proposer.in_flight() as u64);
         InspectReport {
             attempts: self.exec.attempts_view(self.now.mono),

@@ -8,13 +8,14 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::acceptor::{Room, Value};
+use super::acceptor::Room;
 use super::message::{
     AnswerBody, Ballot, Message, Origin, RecordKey, RegisterAnswer, RegisterBody, RegisterRequest,
 };
 use super::peer::{Peer, Timer};
 use super::purpose::Purpose;
-use crate::base::{Instant, PeerName, Span};
+use super::value::Value;
+use crate::base::{Home, Instant, PeerName, Span};
 use crate::model::record::{Change, ContactChange, Refused};
 
 /// What an operation does to its register.
@@ -30,6 +31,10 @@ pub enum Task {
     Read,
     /// Write the newest value back to all homes, so that one which missed it learns it.
     Settle,
+    /// The same, and done only when every home holds it.
+    SettleAll,
+    /// All homes hold the final value: all of them forget it.
+    Forget,
 }
 
 /// Whether a create may skip prepare: only while no other value was ever proposed for this id by this
@@ -63,13 +68,16 @@ pub enum OpResult {
     },
     /// Homes refuse it: why.
     Rejected(String),
+    /// The record ended and was forgotten.
+    Forgotten,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
+pub(super) enum Phase {
     Reading,
     Preparing,
     Accepting,
+    Forgetting,
     BackOff,
 }
 
@@ -77,31 +85,41 @@ type Accepted = Option<(Ballot, Vec<u8>)>;
 
 /// One operation under way.
 pub struct Op {
-    id: u64,
-    origin: Origin,
-    task: Task,
-    purpose: Purpose,
-    phase: Phase,
-    ballot: Ballot,
-    promises: BTreeMap<PeerName, Accepted>,
-    accepts: BTreeSet<PeerName>,
-    states: BTreeMap<PeerName, Accepted>,
-    unknown: BTreeSet<PeerName>,
-    refusals: BTreeMap<PeerName, String>,
-    proposed: Option<(Value, Vec<u8>)>,
-    refused: Option<Refused>,
-    next: Option<Ballot>,
-    deadline: Instant,
-    resend_every: Span,
-    conflicts: u32,
-    fast: bool,
+    pub(super) id: u64,
+    pub(super) origin: Origin,
+    /// The home set that is asked.
+    pub(super) generation: u32,
+    pub(super) homes: Vec<Home>,
+    pub(super) task: Task,
+    pub(super) purpose: Purpose,
+    pub(super) phase: Phase,
+    pub(super) ballot: Ballot,
+    pub(super) promises: BTreeMap<PeerName, Accepted>,
+    pub(super) accepts: BTreeSet<PeerName>,
+    pub(super) states: BTreeMap<PeerName, Accepted>,
+    pub(super) unknown: BTreeSet<PeerName>,
+    pub(super) forgotten: BTreeSet<PeerName>,
+    pub(super) refusals: BTreeMap<PeerName, String>,
+    pub(super) proposed: Option<(Value, Vec<u8>)>,
+    pub(super) refused: Option<Refused>,
+    pub(super) next: Option<Ballot>,
+    pub(super) deadline: Instant,
+    pub(super) resend_every: Span,
+    pub(super) conflicts: u32,
+    pub(super) resends: u32,
+    pub(super) fast: bool,
+    /// What is being accepted is the first value of its generation: the task itself comes after it.
+    pub(super) installs: bool,
+    /// Who held the generation before that one.
+    pub(super) before: Vec<Home>,
 }
 
 /// The right to the next change without prepare, earned by the last accept.
 #[derive(Debug, Clone)]
-struct Fast {
+pub(super) struct Fast {
     ballot: Ballot,
     value: Value,
+    generation: u32,
 }
 
 /// All operations of this peer.
@@ -109,11 +127,17 @@ struct Fast {
 pub struct Proposer {
     counter: u64,
     round_max: u64,
-    active: BTreeMap<u64, Op>,
+    pub(super) active: BTreeMap<u64, Op>,
     lines: BTreeMap<RecordKey, VecDeque<Op>>,
-    fast: BTreeMap<RecordKey, Fast>,
+    pub(super) fast: BTreeMap<RecordKey, Fast>,
+    /// Home sets of records that have moved, as far as this peer was told.
+    pub(super) moved: BTreeMap<RecordKey, (u32, Vec<Home>)>,
 }
 
+/// Moved home sets remembered; who is forgotten here is found again by its forward pointers.
+pub(super) const MOVED_MAX: usize = 65_536;
+/// An operation that hears no majority asks everybody who holds the record at this resend.
+pub(super) const SEARCH_AT: u32 = 2;
 /// Fast rights kept; beyond it the oldest keys pay one more round.
 const FAST_MAX: usize = 65_536;
 /// Operations waiting in one register's line.
@@ -123,17 +147,18 @@ const RESEND_FIRST: Span = Span::millis(400);
 const RESEND_MAX: Span = Span::secs(4);
 
 impl Op {
-    fn majority(&self) -> usize {
-        self.origin.homes().len() / 2 + 1
+    pub(super) fn majority(&self) -> usize {
+        self.homes.len() / 2 + 1
     }
-    fn clear_answers(&mut self) {
+    pub(super) fn clear_answers(&mut self) {
         self.promises.clear();
         self.accepts.clear();
         self.states.clear();
         self.unknown.clear();
+        self.forgotten.clear();
         self.refusals.clear();
     }
-    fn answered(&self) -> usize {
+    pub(super) fn answered(&self) -> usize {
         self.promises.len().max(self.accepts.len()).max(self.states.len())
     }
 }
@@ -157,9 +182,12 @@ impl Peer {
     pub(super) fn propose(&mut self, origin: Origin, task: Task, purpose: Purpose, patience: Span) {
         self.proposer.counter += 1;
         let id = (self.cfg.boot << 40) | self.proposer.counter;
+        let (generation, homes) = self.place_of(&origin);
         let op = Op {
             id,
             origin,
+            generation,
+            homes,
             task,
             purpose,
             phase: Phase::BackOff,
@@ -168,6 +196,7 @@ impl Peer {
             accepts: BTreeSet::new(),
             states: BTreeMap::new(),
             unknown: BTreeSet::new(),
+            forgotten: BTreeSet::new(),
             refusals: BTreeMap::new(),
             proposed: None,
             refused: None,
@@ -175,7 +204,10 @@ impl Peer {
             deadline: self.now.mono + patience,
             resend_every: RESEND_FIRST,
             conflicts: 0,
+            resends: 0,
             fast: false,
+            installs: false,
+            before: Vec::new(),
         };
         let key = op.origin.key();
         match self.proposer.lines.get_mut(&key) {
@@ -195,7 +227,9 @@ impl Peer {
     fn op_begin(&mut self, mut op: Op) {
         self.timers.insert((op.deadline, Timer::OpDeadline(op.id)));
         let key = op.origin.key();
-        let fast = self.proposer.fast.get(&key).cloned();
+        // It may have waited in line while the record moved.
+        (op.generation, op.homes) = self.place_of(&op.origin);
+        let fast = self.proposer.fast.get(&key).filter(|f| f.generation == op.generation).cloned();
         match (&op.task, fast) {
             (Task::Create(value, Fresh::Yes), _) => match value.encode() {
                 Ok(bytes) => {
@@ -207,7 +241,11 @@ impl Peer {
                 }
                 Err(why) => self.op_end(op, OpResult::Rejected(why.to_string())),
             },
-            (Task::Create(_, Fresh::No) | Task::Settle, _) => self.op_prepare(op),
+            (Task::Create(_, Fresh::No) | Task::Settle | Task::SettleAll, _) => self.op_prepare(op),
+            (Task::Forget, _) => {
+                op.phase = Phase::Forgetting;
+                self.op_send(op);
+            }
             (Task::Read, _) => {
                 op.phase = Phase::Reading;
                 self.op_send(op);
@@ -228,7 +266,7 @@ impl Peer {
         }
     }
 
-    fn op_prepare(&mut self, mut op: Op) {
+    pub(super) fn op_prepare(&mut self, mut op: Op) {
         self.proposer.fast.remove(&op.origin.key());
         self.proposer.round_max += 1;
         op.ballot = Ballot {
@@ -239,6 +277,7 @@ impl Peer {
         self.proposer.round_max = op.ballot.round;
         op.phase = Phase::Preparing;
         op.fast = false;
+        op.installs = false;
         op.proposed = None;
         op.refused = None;
         op.clear_answers();
@@ -254,11 +293,12 @@ impl Peer {
     }
 
     /// Sends the present phase's request to every home that has not answered it, and keeps the op.
-    fn op_send(&mut self, op: Op) {
+    pub(super) fn op_send(&mut self, op: Op) {
         let key = op.origin.key();
         let creates = matches!(op.task, Task::Create(..));
         let body = match (op.phase, &op.proposed) {
             (Phase::Reading, _) => RegisterBody::Read,
+            (Phase::Forgetting, _) => RegisterBody::Forget,
             (Phase::Preparing, _) => RegisterBody::Prepare {
                 ballot: op.ballot.clone(),
                 origin: creates.then(|| op.origin.clone()),
@@ -276,25 +316,34 @@ impl Peer {
         };
         self.timers.insert((self.now.mono + op.resend_every, Timer::OpResend(op.id)));
         let mut mine = None;
-        for home in op.origin.homes() {
+        let (id, generation) = (op.id, op.generation);
+        for home in &op.homes {
             let done = op.promises.contains_key(&home.peer)
                 || op.accepts.contains(&home.peer)
                 || op.states.contains_key(&home.peer)
-                || op.unknown.contains(&home.peer);
+                || op.forgotten.contains(&home.peer)
+                // In a later generation a home that does not know the record learns it meanwhile.
+                || (op.unknown.contains(&home.peer) && generation == 0);
             if done {
                 continue;
             }
             let request =
-                RegisterRequest { op: op.id, key, generation: 0, store: home.store, body: body.clone() };
+                RegisterRequest { op: op.id, key, generation, store: home.store, body: body.clone() };
             if home.peer == self.cfg.name {
-                mine = Some(request);
+                // Who tells the others to forget does so itself last, so that it goes on asking until then.
+                mine = (op.phase != Phase::Forgetting).then_some(request);
             } else {
                 // A create waits for the row of its idempotency key: after a crash in between, the same key
                 // would make a second job.
                 self.send(home.peer.clone(), Message::Register(request), creates);
             }
         }
+        let alone = op.phase == Phase::Forgetting && op.homes.len() == 1;
         self.proposer.active.insert(op.id, op);
+        if alone {
+            // No answer will come: this disk is the only one.
+            self.timers.insert((self.now.mono, Timer::OpRetry(id)));
+        }
         if let Some(request) = mine {
             let me = self.cfg.name.clone();
             self.on_register(me, request);
@@ -305,11 +354,11 @@ impl Peer {
     pub(super) fn on_register(&mut self, from: PeerName, request: RegisterRequest) {
         let room = Room { disk_full: self.disk_full, jobs_max: self.cfg.jobs_max };
         let me = self.cfg.name.clone();
-        let handled = self.acceptor.handle(&me, self.cfg.store, &request, room);
+        let handled = self.acceptor.handle((&me, self.cfg.store), &from, &request, room);
         // Every answer speaks of what this disk holds, so it waits for the writes before it even when it
         // writes nothing itself: a repeated accept, or a read, may find a value that is not synced yet.
         let durable = true;
-        if let Some(write) = handled.write {
+        for write in handled.writes {
             self.write(write);
         }
         if handled.accepted {
@@ -326,9 +375,8 @@ impl Peer {
     /// An acceptor's answer for an operation of ours.
     pub(super) fn on_answer(&mut self, from: PeerName, answer: RegisterAnswer) {
         let Some(mut op) = self.proposer.active.remove(&answer.op) else { return };
-        let speaks = op.origin.homes().iter().any(|h| h.peer == from && h.store == answer.store);
-        let other_disk =
-            answer.body == AnswerBody::Unknown && op.origin.homes().iter().any(|h| h.peer == from);
+        let speaks = op.homes.iter().any(|h| h.peer == from && h.store == answer.store);
+        let other_disk = answer.body == AnswerBody::Unknown && op.homes.iter().any(|h| h.peer == from);
         if op.origin.key() != answer.key || !(speaks || other_disk) {
             self.count("answers_ignored");
             self.proposer.active.insert(op.id, op);
@@ -343,11 +391,23 @@ impl Peer {
             AnswerBody::Accepted { ballot } if op.phase == Phase::Accepting && ballot == op.ballot => {
                 op.accepts.insert(from);
             }
+            AnswerBody::Accepted { .. } if op.unknown.remove(&from) => {
+                // It was given the record by a repair: what it was asked before is asked again.
+                return self.op_send(op);
+            }
             AnswerBody::State { accepted } if op.phase == Phase::Reading => {
                 op.states.insert(from, accepted);
             }
             AnswerBody::Unknown => {
                 op.unknown.insert(from);
+            }
+            AnswerBody::Forgotten => {
+                op.forgotten.insert(from);
+            }
+            AnswerBody::Moved { generation, homes }
+                if generation > op.generation && self.learn(answer.key, generation, homes.clone()) =>
+            {
+                return self.op_restart(op);
             }
             AnswerBody::Refused { why } if op.phase != Phase::Reading => {
                 op.refusals.insert(from, why);
@@ -380,27 +440,53 @@ impl Peer {
 
     fn op_advance(&mut self, op: Op) {
         let majority = op.majority();
-        let homes = op.origin.homes().len();
-        if op.unknown.len() >= majority && op.phase != Phase::Accepting {
+        let homes = op.homes.len();
+        if op.phase == Phase::Forgetting {
+            if op.forgotten.union(&op.unknown).count() + usize::from(self.is_home(&op)) >= homes {
+                return self.op_end(op, OpResult::Forgotten);
+            }
+            if let Some(why) = op.refusals.values().next().cloned() {
+                return self.op_end(op, OpResult::Rejected(why));
+            }
+            self.proposer.active.insert(op.id, op);
+            return;
+        }
+        // One home forgets only when all of them held the final value: each may, then.
+        let settles = matches!(op.task, Task::SettleAll);
+        if op.forgotten.len() >= if settles { 1 } else { majority } {
+            return self.op_end(op, OpResult::Forgotten);
+        }
+        if op.generation > 0 {
+            self.op_repair(&op);
+        } else if op.unknown.len() >= majority && op.phase != Phase::Accepting {
             return self.op_end(op, OpResult::Missing);
         }
         if op.refusals.len() > homes - majority {
             let why = op.refusals.values().next().cloned().unwrap_or_default();
             return self.op_end(op, OpResult::Rejected(why));
         }
+        let enough = if matches!(op.task, Task::SettleAll) { homes } else { majority };
         match op.phase {
             Phase::Reading => self.op_read_advance(op),
             Phase::Preparing if op.promises.len() >= majority => self.op_promised(op),
-            Phase::Accepting if op.accepts.len() >= majority => self.op_chosen(op),
+            Phase::Accepting
+                if op.accepts.len() >= enough || (op.installs && op.accepts.len() >= majority) =>
+            {
+                self.op_chosen(op);
+            }
             _ => {
                 self.proposer.active.insert(op.id, op);
             }
         }
     }
 
+    fn is_home(&self, op: &Op) -> bool {
+        op.homes.iter().any(|h| h.peer == self.cfg.name)
+    }
+
     fn op_read_advance(&mut self, op: Op) {
         let majority = op.majority();
-        let silent = op.origin.homes().len() - op.states.len() - op.unknown.len();
+        let silent = op.homes.len() - op.states.len() - op.unknown.len() - op.forgotten.len();
         let mut best: BTreeMap<&Ballot, usize> = BTreeMap::new();
         for (ballot, _) in op.states.values().flatten() {
             *best.entry(ballot).or_default() += 1;
@@ -412,11 +498,11 @@ impl Peer {
             let bytes = op.states.values().flatten().find(|(b, _)| *b == ballot).map(|(_, v)| v.clone());
             let read = bytes.and_then(|b| Value::decode(&op.origin.key(), &b).ok());
             return match read {
-                Some(value) => self.op_end(op, OpResult::Value { value, refused: None }),
+                Some(value) => self.op_value(op, value, None),
                 None => self.op_end(op, OpResult::Rejected("unreadable record".into())),
             };
         }
-        if empty >= majority {
+        if empty >= majority && op.generation == 0 {
             return self.op_end(op, OpResult::Missing);
         }
         if op.states.len() >= majority && most + silent < majority {
@@ -459,9 +545,9 @@ impl Peer {
             },
             other => {
                 op.refused = other.and_then(Result::err);
-                if settled && !matches!(op.task, Task::Settle) {
+                if settled && !matches!(op.task, Task::Settle | Task::SettleAll) {
                     let refused = op.refused.take();
-                    return self.op_end(op, OpResult::Value { value, refused });
+                    return self.op_value(op, value, refused);
                 }
                 op.proposed = Some((value, bytes));
                 self.op_accept(op);
@@ -475,23 +561,40 @@ impl Peer {
         let Some((value, _)) = op.proposed.take() else {
             return self.op_end(op, OpResult::Rejected("nothing was proposed".into()));
         };
-        if let Some(next) = op.next.take() {
+        let generation = op.generation;
+        if let Some(next) = op.next.take().filter(|_| !op.installs) {
             if self.proposer.fast.len() >= FAST_MAX {
                 self.proposer.fast.pop_first();
             }
-            let ended = matches!(&value, Value::Job(record) if record.state.is_final());
+            let ended = matches!(&value, Value::Job(r) if r.state.is_final() || r.sealed.is_some());
             if !ended {
-                self.proposer.fast.insert(op.origin.key(), Fast { ballot: next, value: value.clone() });
+                let fast = Fast { ballot: next, value: value.clone(), generation };
+                self.proposer.fast.insert(op.origin.key(), fast);
             }
         }
-        self.op_end(op, OpResult::Value { value, refused });
+        if op.installs {
+            self.count("homes_moved");
+            self.tell_old_homes(&value, &std::mem::take(&mut op.before));
+            return match op.task {
+                // A majority of the new homes has begun; nothing is left to do for these.
+                Task::Read | Task::Settle => self.op_value(op, value, None),
+                _ => self.op_prepare(op),
+            };
+        }
+        self.op_value(op, value, refused)
     }
 
-    fn op_end(&mut self, op: Op, result: OpResult) {
+    pub(super) fn op_end(&mut self, op: Op, result: OpResult) {
         self.proposer.active.remove(&op.id);
         let key = op.origin.key();
         if !matches!(result, OpResult::Value { .. }) {
             self.proposer.fast.remove(&key);
+        }
+        if let (OpResult::Forgotten, RecordKey::Job(job)) = (&result, &key) {
+            self.proposer.moved.remove(&key);
+            for write in self.acceptor.forget(job) {
+                self.write(write);
+            }
         }
         self.op_done(op.purpose, result);
         match self.proposer.lines.get_mut(&key).and_then(VecDeque::pop_front) {
@@ -515,11 +618,21 @@ impl Peer {
                 self.op_end(op, OpResult::Timeout { answered, needed });
             }
             Timer::OpRetry(_) if op.phase == Phase::BackOff => self.op_prepare(op),
+            Timer::OpRetry(_) if op.phase == Phase::Forgetting => self.op_advance(op),
             Timer::OpResend(_) if op.phase == Phase::Reading && op.states.len() >= op.majority() => {
                 self.op_prepare(op);
             }
             Timer::OpResend(_) if op.phase != Phase::BackOff => {
                 op.resend_every = op.resend_every.scale(2, 1).min(RESEND_MAX);
+                op.resends += 1;
+                if op.resends == SEARCH_AT {
+                    self.op_search(&op);
+                }
+                if op.generation > 0 && op.unknown.len() >= op.majority() {
+                    // Told of a generation that too few have begun: the one before it carries it over again.
+                    self.proposer.moved.remove(&op.origin.key());
+                    return self.op_restart(op);
+                }
                 self.op_send(op);
             }
             _ => {

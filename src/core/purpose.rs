@@ -63,6 +63,12 @@ pub enum Purpose {
     Started(AttemptKey),
     /// The executor says how the attempt ended.
     Close(AttemptKey),
+    /// The sweep moves a record to other homes.
+    MoveHomes(JobId),
+    /// The sweep puts a final value on all homes, to forget it then.
+    ForgetSettled(JobId),
+    /// All homes were told to forget it.
+    Forgotten(JobId),
 }
 
 impl Peer {
@@ -86,6 +92,9 @@ impl Peer {
             Purpose::Rebind(key, to) => self.rebound(key, to, result),
             Purpose::Started(key) => self.started_recorded(key, result),
             Purpose::Close(key) => self.closed_recorded(key, result),
+            Purpose::MoveHomes(job) => self.homes_moved(job, result),
+            Purpose::ForgetSettled(job) => self.forget_settled(job, result),
+            Purpose::Forgotten(job) => self.job_forgotten(job, &result),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ring::digest;
 
 use crate::base::{Home, PeerName};
-use crate::model::report::{Liveness, View};
+use crate::model::report::{Liveness, MemberView, View};
 
 /// Points per member; more of them even the shares out.
 const POINTS: u32 = 32;
@@ -44,6 +44,42 @@ impl Ring {
         around.map(|(_, m)| m).filter(|m| seen.insert((*m).clone())).cloned().collect()
     }
 
+    /// Homes of a set where this many members are and so many are wanted: 1, 3 or 5; 2 where only two are.
+    pub fn set_size(&self, members: usize, wanted: usize) -> usize {
+        match members {
+            2 => 2.min(wanted.max(1)),
+            n if n >= wanted => wanted,
+            n if n >= 3 => 3,
+            n => n.max(1),
+        }
+    }
+
+    /// Fills a home set up to a size with members that fit, other regions first.
+    pub fn fill(
+        &self,
+        view: &View,
+        key: u64,
+        keep: Vec<Home>,
+        size: usize,
+        fits: impl Fn(&MemberView) -> bool,
+    ) -> Vec<Home> {
+        let order = self.order(key);
+        let candidates: Vec<&MemberView> =
+            order.iter().filter_map(|name| view.members.get(name)).filter(|m| fits(m)).collect();
+        let kept = keep.iter().filter_map(|h| view.members.get(&h.peer));
+        let mut regions: BTreeSet<String> = kept.map(region).collect();
+        let mut homes = keep;
+        for fresh_region_only in [true, false] {
+            for m in &candidates {
+                let taken = homes.iter().any(|h| h.peer == m.peer);
+                if homes.len() < size && !taken && (!fresh_region_only || regions.insert(region(m))) {
+                    homes.push(Home { peer: m.peer.clone(), store: m.store });
+                }
+            }
+        }
+        homes
+    }
+
     /// A home set for a key: as many as wanted, alive and spread over regions first. A cut-off side
     /// with a majority of the wanted number takes members it does not reach as the rest. Two members
     /// alone form a set of two, since both are needed to decide.
@@ -58,24 +94,14 @@ impl Ring {
     ) -> Result<Vec<Home>, (usize, usize)> {
         let order = self.order(key);
         let member = |name: &PeerName| view.members.get(name);
-        let (mut good, rest): (Vec<_>, Vec<_>) = order.iter().filter_map(member).partition(|m| {
-            m.liveness == Liveness::Alive
-                && !m.report.as_ref().is_some_and(|r| r.health.as_ref().is_some_and(|h| h.disk_full))
-        });
+        let (mut good, rest): (Vec<_>, Vec<_>) =
+            order.iter().filter_map(member).partition(|m| m.liveness == Liveness::Alive && !m.disk_full());
         // A draining cluster's peer still holds records; the others come first, since it may be leaving.
         good.sort_by_key(|m| m.draining);
-        let size = match good.len() + rest.len() {
-            2 => 2.min(wanted.max(1)),
-            n if n >= wanted => wanted,
-            n if n >= 3 => 3,
-            n => n.max(1),
-        };
-        let region = |m: &crate::model::report::MemberView| {
-            m.report.as_ref().and_then(|r| r.capacity.as_ref()).map(|c| c.region.clone()).unwrap_or_default()
-        };
-        let mut chosen: Vec<&crate::model::report::MemberView> = Vec::new();
+        let size = self.set_size(good.len() + rest.len(), wanted);
+        let mut chosen: Vec<&MemberView> = Vec::new();
         let mut regions = BTreeSet::new();
-        let avoided = |m: &crate::model::report::MemberView| avoid.is_some_and(|a| *a == m.peer);
+        let avoided = |m: &MemberView| avoid.is_some_and(|a| *a == m.peer);
         for fresh_region_only in [true, false] {
             for m in good.iter().filter(|m| !avoided(m)) {
                 let taken = chosen.iter().any(|c| c.peer == m.peer);
@@ -95,11 +121,14 @@ impl Ring {
     }
 }
 
+fn region(m: &MemberView) -> String {
+    m.report.as_ref().and_then(|r| r.capacity.as_ref()).map(|c| c.region.clone()).unwrap_or_default()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::base::StoreId;
-    use crate::model::report::MemberView;
 
     fn view(n: usize, lost: &[usize]) -> View {
         let member = |i: usize| {

@@ -107,6 +107,10 @@ pub struct LimitsConfig {
     pub log_files: u32,
     /// Ended attempts whose logs are kept, 1 to 1 million. Default 1,000.
     pub attempts_kept: usize,
+    /// How long the record of an ended job is kept,
+    pub retain: Span,
+    /// and how many of them a home keeps at most.
+    pub retain_jobs: usize,
 }
 
 /// How often and how long.
@@ -120,6 +124,8 @@ pub struct TimingConfig {
     pub margin: Span,
     /// Grace of jobs that say none, 1 s to 30 days. Default 2 min.
     pub grace: Span,
+    /// A peer lost for this long is replaced as a home of records.
+    pub rehome_after: Span,
     /// How long a grant holds capacity that nobody takes, 1 s to 10 min. Default 5 s.
     pub grant_for: Span,
     /// Between gossip rounds when quiet, 50 ms to 60 s. Default 1 s. Also what makes a peer suspect.
@@ -197,12 +203,15 @@ impl Default for Config {
                 log_bytes: Bytes::mib(16),
                 log_files: 4,
                 attempts_kept: 1_000,
+                retain: Span::secs(30 * 86_400),
+                retain_jobs: 100_000,
             },
             timing: TimingConfig {
                 renew_every: Span::secs(5),
                 rho_milli: 10,
                 margin: Span::secs(3),
                 grace: Span::secs(120),
+                rehome_after: Span::secs(600),
                 grant_for: Span::secs(5),
                 gossip_interval: Span::secs(1),
                 gossip_interval_busy: Span::millis(200),

@@ -19,6 +19,9 @@ pub const ATTEMPTS_KEPT: usize = 16;
 /// A job that could not be started so often in a row, over about half a minute and wherever it fits, is
 /// given up: its program is missing everywhere.
 pub const NOT_STARTED_MAX: usize = 8;
+/// A job whose attempts lost their cluster so often in a row, with no new checkpoint in between, may be
+/// what kills them: it is held until somebody releases it.
+pub const LOSSES_MAX: u32 = 8;
 
 /// What a job's id hashes: who minted it, and which members hold it from birth.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -192,6 +195,17 @@ pub struct CancelIntent {
     pub at: WallTime,
 }
 
+/// Somebody wants the job to go on at another cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MoveIntent {
+    /// Where to.
+    pub to: PeerName,
+    /// Who.
+    pub by: String,
+    /// When.
+    pub at: WallTime,
+}
+
 /// A job's record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobRecord {
@@ -209,6 +223,15 @@ pub struct JobRecord {
     pub placement: Option<Placement>,
     /// Somebody cancelled it.
     pub cancel: Option<CancelIntent>,
+    /// Somebody moves it; stands until it is placed again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moving: Option<MoveIntent>,
+    /// It is not placed until somebody releases it: why.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held: Option<String>,
+    /// Losses in a row without a new checkpoint.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub losses_in_a_row: u32,
     /// Newest published checkpoint.
     pub checkpoint: Option<Checkpoint>,
     /// The last attempts, oldest first.
@@ -227,6 +250,15 @@ pub struct JobRecord {
     pub trace: TraceId,
     /// One sentence on why it is where it is, for people.
     pub reason: String,
+    /// Which home set holds it: 0 is the one of its birth, one more with every move.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub generation: u32,
+    /// That home set, once it is not the one of its birth.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moved_to: Option<BoundedVec<Home, 5>>,
+    /// The next home set. While it is set nothing else changes: this is the generation's last value.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sealed: Option<BoundedVec<Home, 5>>,
     /// Fields of later versions; kept as found.
     #[serde(flatten)]
     pub ext: BTreeMap<String, serde_json::Value>,
@@ -273,6 +305,18 @@ pub enum Refused {
     /// The checkpoint's epoch is older than the published one.
     #[error("a checkpoint of epoch {0} is published already")]
     OldCheckpoint(Epoch),
+    /// Its home set is being moved; the change belongs into the next generation.
+    #[error("the record moves to other homes after generation {0}")]
+    Sealed(u32),
+    /// Held until somebody releases it.
+    #[error("the job is held: {0}")]
+    Held(String),
+    /// It runs where it shall move to.
+    #[error("the job is at {0} already")]
+    Here(PeerName),
+    /// No home set: none, more than five, or a member twice.
+    #[error("not a home set")]
+    BadHomes,
 }
 
 /// A change to a job's record. Each is conditional on what it names; `apply` is the one meaning.
@@ -337,6 +381,48 @@ pub enum Change {
         /// Its epoch and place.
         checkpoint: Checkpoint,
     },
+    /// An operator says that the attempt has stopped for good, whatever its contact says. Where that is not
+    /// so, two attempts may run at once.
+    ConfirmLost {
+        /// Which attempt.
+        epoch: Epoch,
+        /// Who says so.
+        by: String,
+        /// When.
+        at: WallTime,
+    },
+    /// Stop where it runs, with notice, and go on at another cluster.
+    Move {
+        /// Where to, who, when.
+        intent: MoveIntent,
+    },
+    /// Nobody waits for the cluster of a move any more.
+    MoveOver {
+        /// The intent that is given up.
+        intent: MoveIntent,
+    },
+    /// A held job may be placed again.
+    Release {
+        /// Who says so.
+        by: String,
+    },
+    /// Ends a generation: fixes its last value and names the next home set.
+    Seal {
+        /// The generation that ends.
+        generation: u32,
+        /// Who holds the next one.
+        next: Vec<Home>,
+    },
+}
+
+fn is_zero(n: &u32) -> bool {
+    *n == 0
+}
+
+/// The homes as a set: 1 to 5, no member twice.
+fn home_set(homes: &[Home]) -> Option<BoundedVec<Home, 5>> {
+    let distinct = homes.iter().enumerate().all(|(i, h)| homes[..i].iter().all(|other| other.peer != h.peer));
+    BoundedVec::try_from(homes.to_vec()).ok().filter(|set: &BoundedVec<Home, 5>| distinct && !set.is_empty())
 }
 
 impl JobRecord {
@@ -350,6 +436,9 @@ impl JobRecord {
             epoch: Epoch(0),
             placement: None,
             cancel: None,
+            moving: None,
+            held: None,
+            losses_in_a_row: 0,
             checkpoint: None,
             attempts: BoundedVec::default(),
             failures: 0,
@@ -359,6 +448,9 @@ impl JobRecord {
             finished_at: None,
             trace,
             reason: "waits for a cluster".into(),
+            generation: 0,
+            moved_to: None,
+            sealed: None,
             ext: BTreeMap::new(),
         }
     }
@@ -368,9 +460,34 @@ impl JobRecord {
         self.birth.id()
     }
 
+    /// Who holds it in its present generation.
+    pub fn homes(&self) -> &[Home] {
+        self.moved_to.as_ref().unwrap_or(&self.birth.homes)
+    }
+
+    /// The first value of the next generation; none while this one is not sealed. Only a *chosen* sealed
+    /// value may be carried over: of one generation there is only one, so this is the same for everybody.
+    pub fn installed(&self) -> Option<JobRecord> {
+        let homes = self.sealed.clone()?;
+        let (generation, version) = (self.generation + 1, self.version + 1);
+        Some(JobRecord { generation, version, moved_to: Some(homes), sealed: None, ..self.clone() })
+    }
+
     /// Applies a change, or says why it does not hold. The version rises with every change made.
     pub fn apply(&self, change: &Change) -> Result<JobRecord, Refused> {
         let mut next = self.clone();
+        if self.sealed.is_some() {
+            return Err(Refused::Sealed(self.generation));
+        }
+        if let Change::Seal { generation, next: homes } = change {
+            // A finished record moves like any other, as long as it is kept.
+            if *generation != self.generation {
+                return Err(Refused::Sealed(*generation));
+            }
+            next.sealed = Some(home_set(homes).ok_or(Refused::BadHomes)?);
+            next.version = self.version + 1;
+            return Ok(next);
+        }
         if self.state.is_final() {
             return Err(Refused::Final(self.state));
         }
@@ -382,10 +499,14 @@ impl JobRecord {
                 if self.cancel.is_some() {
                     return Err(Refused::Cancelled);
                 }
+                if let Some(why) = &self.held {
+                    return Err(Refused::Held(why.clone()));
+                }
                 if *epoch != self.epoch.next() {
                     return Err(Refused::Stale(*epoch));
                 }
                 next.epoch = *epoch;
+                next.moving = None;
                 next.state = JobState::Placed;
                 next.hold = Span::ZERO;
                 next.reason = format!("placed at {}", placement.cluster);
@@ -412,6 +533,7 @@ impl JobRecord {
                     // It had finished before its cluster was given up, and nothing newer was placed:
                     // a finished job is not run again because somebody was unreachable.
                     next.losses = next.losses.saturating_sub(1);
+                    next.held = None;
                 } else {
                     self.held(*epoch)?;
                 }
@@ -450,7 +572,37 @@ impl JobRecord {
                 }
                 self.held(checkpoint.epoch)?;
                 next.checkpoint = Some(checkpoint.clone());
+                next.losses_in_a_row = 0;
             }
+            Change::ConfirmLost { epoch, by, at } => {
+                self.held(*epoch)?;
+                next.close(*epoch, Outcome::Lost, None, *at);
+                next.reason = format!("{} (confirmed by {by})", next.reason);
+            }
+            Change::Move { intent } => {
+                if self.cancel.is_some() {
+                    return Err(Refused::Cancelled);
+                }
+                if let Some(placed) = self.placement.as_ref().filter(|p| p.cluster == intent.to) {
+                    return Err(Refused::Here(placed.cluster.clone()));
+                }
+                next.moving = Some(intent.clone());
+                next.reason = format!("moves to {} on the word of {}", intent.to, intent.by);
+            }
+            Change::MoveOver { intent } => {
+                if self.moving.as_ref() == Some(intent) && self.placement.is_none() {
+                    next.moving = None;
+                    next.reason = format!("{} did not take it in time; runs anywhere", intent.to);
+                }
+            }
+            Change::Release { by } => {
+                next.losses_in_a_row = 0;
+                if self.held.is_some() {
+                    next.held = None;
+                    next.reason = format!("released by {by}");
+                }
+            }
+            Change::Seal { .. } => {}
         }
         next.version = self.version + 1;
         Ok(next)
@@ -479,6 +631,13 @@ impl JobRecord {
             }
             Change::Cancel { .. } => self.cancel.is_some(),
             Change::Publish { checkpoint } => self.checkpoint.as_ref() == Some(checkpoint),
+            Change::ConfirmLost { epoch, .. } => attempt(epoch).is_some_and(|a| a.outcome.is_some()),
+            Change::Move { intent } => self.moving.as_ref() == Some(intent),
+            Change::MoveOver { intent } => self.moving.as_ref() != Some(intent),
+            Change::Release { .. } => self.held.is_none() && self.losses_in_a_row == 0,
+            Change::Seal { generation, next } => {
+                self.generation > *generation || self.sealed.as_deref() == Some(next.as_slice())
+            }
         }
     }
 
@@ -501,6 +660,7 @@ impl JobRecord {
         }
         let lost_contact = matches!(outcome, Outcome::Lost);
         self.losses += u32::from(lost_contact);
+        self.losses_in_a_row = if lost_contact { self.losses_in_a_row.saturating_add(1) } else { 0 };
         self.state = JobState::Pending;
         self.hold = Span::ZERO;
         if let (Some(cancel), false) = (&self.cancel, matches!(outcome, Outcome::Exited(0))) {
@@ -518,8 +678,26 @@ impl JobRecord {
             Outcome::Lost if self.spec.on_lost_contact.then == super::spec::Then::Fail => {
                 self.finish(JobState::Failed, format!("lost contact with {cluster}"), at);
             }
+            Outcome::Lost if self.losses_in_a_row >= LOSSES_MAX => {
+                let n = self.losses_in_a_row;
+                let why =
+                    format!("{n} clusters in a row were lost while they ran it, the last was {cluster}");
+                self.reason = format!("held: {why}; starling job ID release lets it run again");
+                self.held = Some(why);
+            }
             Outcome::Lost => {
-                self.reason = format!("lost contact with {cluster}; runs again from its checkpoint")
+                // A job that takes its machines down with it must not go round the mesh at full speed.
+                self.hold = match self.losses_in_a_row {
+                    0 | 1 => Span::ZERO,
+                    n => Span::secs(1 << n.min(6)),
+                };
+                let saves = self.checkpoint.is_some() || self.spec.checkpoint.is_some();
+                let from = if saves { "its checkpoint" } else { "the beginning, since it has no checkpoint" };
+                self.reason = format!("lost contact with {cluster}; runs again from {from}");
+            }
+            Outcome::Stopped(_) if self.moving.is_some() => {
+                let to = self.moving.as_ref().map(|m| m.to.to_string()).unwrap_or_default();
+                self.reason = format!("stopped at {cluster} to go on at {to}");
             }
             Outcome::Stopped(why) => {
                 self.reason = format!("stopped at {cluster} ({why}); runs again from its checkpoint")

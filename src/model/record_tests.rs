@@ -144,3 +144,95 @@ fn contact_changes_are_conditional() {
     let claimed = taken.apply(&ContactChange::Claim { above: 1, nonce: (1, 4) }).expect("claims");
     assert_eq!((claimed.incarnation, claimed.holder.as_str()), (3, "c"));
 }
+
+fn home(peer: &str) -> Home {
+    Home { peer: PeerName::new(peer).expect("a name"), store: StoreId([2; 16]) }
+}
+
+#[test]
+fn a_sealed_generation_changes_no_more_and_is_carried_over_once() {
+    let placed = after(record("run: x"), &[place(1)]);
+    let seal = |generation, peers: &[&str]| Change::Seal {
+        generation,
+        next: peers.iter().map(|p| home(p)).collect(),
+    };
+    let sealed = after(placed.clone(), &[seal(0, &["d", "e", "f"])]);
+    assert_eq!((sealed.generation, sealed.homes(), sealed.version), (0, placed.homes(), placed.version + 1));
+    for change in [
+        close(1, Outcome::Exited(0)),
+        free(1),
+        seal(0, &["x"]),
+        Change::Cancel { intent: CancelIntent { by: "b".into(), at: WallTime(1) } },
+        Change::Started { epoch: Epoch(1), at: WallTime(1) },
+    ] {
+        assert_eq!(sealed.apply(&change), Err(Refused::Sealed(0)), "{change:?}");
+    }
+    let next = sealed.installed().expect("sealed");
+    assert_eq!((next.generation, next.homes().len(), next.sealed.clone()), (1, 3, None));
+    assert_eq!(next.homes()[0], home("d"));
+    assert!(next.version > sealed.version && next.id() == placed.id() && next.epoch == placed.epoch);
+    assert!(next.reflects(&seal(0, &["d", "e", "f"])) && next.installed().is_none());
+    // A late seal of the old generation does nothing here, and a finished record moves as well.
+    assert_eq!(next.apply(&seal(0, &["x"])), Err(Refused::Sealed(0)));
+    let done = after(next, &[close(1, Outcome::Exited(0)), seal(1, &["d", "e"])]);
+    assert_eq!(done.installed().expect("sealed").state, JobState::Succeeded);
+}
+
+#[test]
+fn a_home_set_is_one_to_five_members_each_once() {
+    let seal = |peers: &[&str]| Change::Seal { generation: 0, next: peers.iter().map(|p| home(p)).collect() };
+    for bad in [&[][..], &["a", "a"], &["a", "b", "c", "d", "e", "f"]] {
+        assert_eq!(record("run: x").apply(&seal(bad)), Err(Refused::BadHomes), "{bad:?}");
+    }
+    assert!(record("run: x").apply(&seal(&["a", "b", "c", "d", "e"])).is_ok());
+}
+
+#[test]
+fn an_operators_word_frees_the_attempt_it_names_and_no_other() {
+    let confirm = |epoch| Change::ConfirmLost { epoch: Epoch(epoch), by: "ann".into(), at: WallTime(5) };
+    let placed = after(record("{run: x, on_lost_contact: {grace: never}}"), &[place(1)]);
+    assert_eq!(placed.apply(&confirm(2)), Err(Refused::Stale(Epoch(2))));
+    let lost = after(placed, &[confirm(1)]);
+    assert_eq!((lost.state, lost.losses, lost.placement.clone()), (JobState::Pending, 1, None));
+    assert!(lost.reason.contains("confirmed by ann"), "{}", lost.reason);
+    // The attempt was alive after all, and says so: nothing of it counts once a newer one is placed.
+    let again = after(lost, &[place(2)]);
+    assert_eq!(again.apply(&close(1, Outcome::Exited(0))), Err(Refused::Stale(Epoch(1))));
+}
+
+#[test]
+fn a_move_names_its_cluster_until_the_next_placement() {
+    let to = |peer: &str| Change::Move {
+        intent: MoveIntent { to: PeerName::new(peer).expect("a name"), by: "ann".into(), at: WallTime(5) },
+    };
+    let placed = after(record("run: x"), &[place(1)]);
+    assert_eq!(placed.apply(&to("c")), Err(Refused::Here(PeerName::new("c").expect("a name"))));
+    let moving = after(placed, &[to("d"), close(1, Outcome::Stopped("drain".into()))]);
+    assert_eq!((moving.state, moving.failures), (JobState::Pending, 0));
+    assert!(moving.moving.is_some() && moving.reason.contains("go on at d"), "{}", moving.reason);
+    assert!(after(moving.clone(), &[place(2)]).moving.is_none());
+    let Some(intent) = moving.moving.clone() else { panic!("moving") };
+    assert!(after(moving, &[Change::MoveOver { intent }]).moving.is_none());
+}
+
+#[test]
+fn a_job_that_takes_its_machines_down_is_held_until_it_is_released() {
+    let mut job = record("run: x");
+    for n in 1..=u64::from(LOSSES_MAX) {
+        assert!(job.held.is_none(), "after {n}");
+        job = after(job, &[place(n), free(n)]);
+        assert!(n < 2 || n == u64::from(LOSSES_MAX) || job.hold > Span::ZERO, "it backs off");
+    }
+    let n = u64::from(LOSSES_MAX) + 1;
+    assert!(matches!(job.apply(&place(n)), Err(Refused::Held(_))), "{}", job.reason);
+    assert!(job.reason.contains("release"));
+    let free_again = after(job, &[Change::Release { by: "ann".into() }, place(n)]);
+    assert_eq!(free_again.state, JobState::Placed);
+    // A new checkpoint shows that it gets somewhere.
+    let checkpoint = Checkpoint { epoch: Epoch(n), uri: "u".into() };
+    let mut job = after(free_again, &[Change::Publish { checkpoint }]);
+    for n in n..n + u64::from(LOSSES_MAX) - 1 {
+        job = after(job, &[free(n), place(n + 1)]);
+    }
+    assert!(job.held.is_none());
+}

@@ -194,6 +194,13 @@ pub struct MemberView {
     pub report: Option<Report>,
 }
 
+impl MemberView {
+    /// It says that its disk is nearly full.
+    pub fn disk_full(&self) -> bool {
+        self.report.as_ref().is_some_and(|r| r.health.as_ref().is_some_and(|h| h.disk_full))
+    }
+}
+
 /// Everything this peer knows of the mesh that is soft: it may be stale, and says how old it is.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct View {

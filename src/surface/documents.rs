@@ -131,7 +131,7 @@ impl JobDocument {
             attempts: record.attempts.iter().map(AttemptDocument::from).collect(),
             failures: record.failures,
             losses: record.losses,
-            homes: record.birth.homes.iter().map(|home| home.peer.clone()).collect(),
+            homes: record.homes().iter().map(|home| home.peer.clone()).collect(),
             trace: record.trace.to_string(),
             spec: with_spec.then(|| record.spec.clone()),
         }

@@ -10,7 +10,7 @@ use tokio::sync::broadcast;
 
 use crate::base::*;
 use crate::core::api::*;
-use crate::model::record::{Birth, CancelIntent, Change};
+use crate::model::record::{Birth, CancelIntent, Change, MoveIntent};
 use crate::model::report::{CapacityReport, LinkSample, Liveness, MemberView, NodeCapacity, Report, View};
 use crate::model::{JobRecord, JobSpec, Placement, QueueReport};
 use crate::runtime::*;
@@ -174,7 +174,7 @@ impl Fake {
             }
             return ClientResponse::Submitted {
                 job: id,
-                homes: state.records[&id].birth.homes.to_vec(),
+                homes: state.records[&id].homes().to_vec(),
                 existed: true,
             };
         }
@@ -183,7 +183,7 @@ impl Fake {
         if let Some(key) = key {
             state.keys.insert(key, job);
         }
-        ClientResponse::Submitted { job, homes: state.records[&job].birth.homes.to_vec(), existed: false }
+        ClientResponse::Submitted { job, homes: state.records[&job].homes().to_vec(), existed: false }
     }
 
     fn local(&self, filter: &JobFilter) -> ClientResponse {
@@ -277,6 +277,17 @@ impl PeerHandle for Fake {
                 self.try_change(job, Change::Cancel { intent }, |r| ClientResponse::Cancelled {
                     state: r.state,
                 })
+            }
+            ClientRequest::ConfirmLost { job, epoch, by } => {
+                let change = Change::ConfirmLost { epoch, by, at: WallTime(9) };
+                self.try_change(job, change, |r| ClientResponse::Job(Box::new(r.clone())))
+            }
+            ClientRequest::Move { job, to, by } => {
+                let intent = MoveIntent { to, by, at: WallTime(9) };
+                self.try_change(job, Change::Move { intent }, |r| ClientResponse::Job(Box::new(r.clone())))
+            }
+            ClientRequest::Release { job, by } => {
+                self.try_change(job, Change::Release { by }, |r| ClientResponse::Job(Box::new(r.clone())))
             }
             ClientRequest::Publish { job, epoch, uri } => {
                 let checkpoint = crate::model::Checkpoint { epoch, uri };

@@ -37,13 +37,15 @@ pub(super) const LIMITS: &[Key] = &[
     key("log_bytes"),
     key("log_files"),
     key("attempts_kept"),
-    Key { name: "retain", ready: false },
+    key("retain"),
+    key("retain_jobs"),
 ];
 pub(super) const TIMING: &[Key] = &[
     key("renew_every"),
     key("rho"),
     key("margin"),
     key("grace"),
+    key("rehome_after"),
     key("grant_for"),
     key("gossip_interval"),
     key("gossip_interval_busy"),

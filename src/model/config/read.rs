@@ -266,9 +266,8 @@ fn limits(config: &mut Config, mut t: Fields, m: &mut Mistakes) {
     }
     set(&mut l.log_files, t.take("log_files", m).and_then(|f| f.whole32(m, 2..=100)));
     set(&mut l.attempts_kept, t.take("attempts_kept", m).and_then(|f| count(f, m, 1_000_000)));
-    if let Some(field) = t.take("retain", m) {
-        field.wrong(m, "not supported by this peer yet (ended jobs are kept): remove it");
-    }
+    set(&mut l.retain, t.take("retain", m).and_then(|f| span(f, m, Span::secs(1), DAY.scale(3_650, 1))));
+    set(&mut l.retain_jobs, t.take("retain_jobs", m).and_then(|f| count(f, m, 10_000_000)));
     t.finish(m, LIMITS, &[("disk", "write disk_reserve")]);
 }
 
@@ -280,6 +279,7 @@ fn timing(config: &mut Config, mut t: Fields, m: &mut Mistakes) {
     between("renew_every", Span::millis(100), MINUTE, &mut w.renew_every, m);
     between("margin", Span::millis(100), Span::secs(300), &mut w.margin, m);
     between("grace", Span::secs(1), DAY.scale(30, 1), &mut w.grace, m);
+    between("rehome_after", Span::secs(1), DAY.scale(30, 1), &mut w.rehome_after, m);
     between("grant_for", Span::secs(1), Span::secs(600), &mut w.grant_for, m);
     between("gossip_interval", Span::millis(50), MINUTE, &mut w.gossip_interval, m);
     let busy_given = t.has("gossip_interval_busy");

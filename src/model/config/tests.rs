@@ -139,7 +139,9 @@ fn wrong_values_are_refused_by_name() {
     wrong("nodes = 3", &["a list"]);
     wrong("[limits]\nlog_bytes = \"1B\"", &["from 64KiB"]);
     wrong("[limits]\njobs = 0", &["limits.jobs"]);
-    wrong("[limits]\nretain = \"1d\"", &["limits.retain", "not supported by this peer yet"]);
+    wrong("[limits]\nretain = \"0s\"", &["limits.retain"]);
+    wrong("[limits]\nretain_jobs = 0", &["limits.retain_jobs"]);
+    wrong("[timing]\nrehome_after = \"0s\"", &["timing.rehome_after"]);
     wrong("[timing]\nrenew_every = \"60s\"", &["timing.grace", "183s"]);
     wrong("[timing]\ngossip_interval_busy = \"5s\"", &["to 1s"]);
     wrong("limits = 5", &["limits", "a mapping"]);

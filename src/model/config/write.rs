@@ -104,6 +104,8 @@ fn limits(c: &Config) -> Table {
         ("log_bytes", Some(text(size_text(l.log_bytes)))),
         ("log_files", Some(whole(l.log_files))),
         ("attempts_kept", Some(whole(l.attempts_kept))),
+        ("retain", Some(text(span_text(l.retain)))),
+        ("retain_jobs", Some(whole(l.retain_jobs))),
     ])
 }
 
@@ -114,6 +116,7 @@ fn timing(c: &Config) -> Table {
         ("rho", Some(milli(w.rho_milli))),
         ("margin", Some(text(span_text(w.margin)))),
         ("grace", Some(text(span_text(w.grace)))),
+        ("rehome_after", Some(text(span_text(w.rehome_after)))),
         ("grant_for", Some(text(span_text(w.grant_for)))),
         ("gossip_interval", Some(text(span_text(w.gossip_interval)))),
         ("gossip_interval_busy", Some(text(span_text(w.gossip_interval_busy)))),

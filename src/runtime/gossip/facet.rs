@@ -132,17 +132,15 @@ impl Facet {
         Ok(facet)
     }
 
-    /// A change of it is worth gossiping faster for a while.
+    /// A change of it is worth gossiping faster for a while. A contact is not: its nonce changes with every
+    /// renewal, so that a mesh of a few dozen peers would never be quiet; grants carry it where it matters.
     pub fn urgent(key: &str) -> bool {
-        matches!(key, "capacity" | "queue" | "contact" | "members" | "build")
+        matches!(key, "capacity" | "queue" | "members" | "build")
     }
 
     /// The same for a facet that was read.
     pub fn is_urgent(&self) -> bool {
-        matches!(
-            self,
-            Self::Capacity(_) | Self::Queue(_) | Self::Contact(_) | Self::Members(_) | Self::Build(_)
-        )
+        matches!(self, Self::Capacity(_) | Self::Queue(_) | Self::Members(_) | Self::Build(_))
     }
 
     fn check(&self) -> Result<(), String> {

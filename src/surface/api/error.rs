@@ -33,6 +33,12 @@ pub enum ApiError {
     /// A cluster, member or attempt that is not there.
     #[error("no {0}")]
     NotFound(String),
+    /// Not as things stand.
+    #[error("{0}")]
+    Conflict(String),
+    /// A member that others' records still count on.
+    #[error("{0} is alive and holds {1} records")]
+    StillHome(crate::base::PeerName, u64),
     /// A prefix of several ids.
     #[error("{prefix} is the start of {} jobs", .matches.len())]
     Ambiguous {
@@ -91,6 +97,12 @@ impl ApiError {
                 S::NOT_FOUND,
                 "not_found",
                 "list clusters with `starling clusters`, attempts with `starling job ID`",
+            ),
+            Self::Conflict(_) => (S::CONFLICT, "refused", "see `starling job ID` and `starling clusters`"),
+            Self::StillHome(..) => (
+                S::CONFLICT,
+                "still_home",
+                "`starling drain NAME` moves them to others; ask again when it holds none, or add --force",
             ),
             Self::Ambiguous { .. } => (S::CONFLICT, "ambiguous", "give more characters of the id"),
             Self::TooLarge(_) => (

@@ -142,7 +142,7 @@ pub async fn why(State(api): State<Api>, id: Segment) -> ApiResult<Json<WhyDocum
 /// The first home that looks alive drives the job.
 fn acting_owner(record: &JobRecord, view: &View) -> Option<PeerName> {
     let alive = |peer: &PeerName| view.members.get(peer).is_some_and(|m| m.liveness == Liveness::Alive);
-    record.birth.homes.iter().map(|home| home.peer.clone()).find(|peer| alive(peer))
+    record.homes().iter().map(|home| home.peer.clone()).find(|peer| alive(peer))
 }
 
 /// The explanation as this peer sees it.

@@ -170,13 +170,47 @@ pub async fn members(State(api): State<Api>) -> Json<MemberList> {
     Json(MemberList { members })
 }
 
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RemoveQuery {
+    #[serde(default)]
+    force: bool,
+}
+
+/// Members that a home set needs beside the one that leaves.
+const OTHERS_NEEDED: usize = 3;
+
+/// A member that is alive leaves after its records have moved, where others can take them.
+async fn may_leave(api: &Api, name: &PeerName) -> ApiResult<()> {
+    let view = api.handle.view();
+    let alive = |n: &PeerName| view.members.get(n).is_some_and(|m| m.liveness == Liveness::Alive);
+    let others = view.members.keys().filter(|n| *n != name && alive(n)).count();
+    if !alive(name) || others < OTHERS_NEEDED {
+        return Ok(());
+    }
+    let answer = super::resolve::ask(api, name, "GET", "/v1/local/inspect".into()).await?;
+    let inspect: Value =
+        serde_json::from_slice(&answer).map_err(|_| ApiError::Internal("inspect of another peer"))?;
+    match inspect["records"].as_u64() {
+        Some(0) | None => Ok(()),
+        Some(records) => Err(ApiError::StillHome(name.clone(), records)),
+    }
+}
+
 /// `DELETE /v1/members/{name}`
-pub async fn member_remove(State(api): State<Api>, name: Segment) -> ApiResult<Json<Value>> {
+pub async fn member_remove(
+    State(api): State<Api>,
+    name: Segment,
+    Q(query): Q<RemoveQuery>,
+) -> ApiResult<Json<Value>> {
     let name = name.peer()?;
     match api.handle.members().iter().find(|m| m.name == name) {
         None => return Err(ApiError::NotFound(format!("member {name}"))),
         Some(m) if m.removed => return Ok(Json(json!({ "name": name, "removed": true, "existed": true }))),
         Some(_) => {}
+    }
+    if !query.force {
+        may_leave(&api, &name).await?;
     }
     api.handle.member_remove(&name).await?;
     Ok(Json(json!({ "name": name, "removed": true, "existed": false })))

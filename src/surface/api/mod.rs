@@ -13,6 +13,7 @@ mod logs;
 mod mesh;
 mod metrics;
 mod openapi;
+mod operator;
 mod proxy;
 mod resolve;
 mod routes;

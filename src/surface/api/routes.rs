@@ -6,7 +6,7 @@ use axum::Router;
 use axum::extract::Request;
 use axum::routing::{MethodRouter, delete, get, post};
 
-use super::{Api, ApiError, events, jobs, limits, local, logs, mesh, metrics, openapi};
+use super::{Api, ApiError, events, jobs, limits, local, logs, mesh, metrics, openapi, operator};
 use crate::runtime::PeerHandle;
 
 /// One route: what the router does and what the OpenAPI document says.
@@ -59,6 +59,9 @@ pub(crate) const ROUTES: &[Route] = &[
     route!("GET" "/v1/jobs/{id}/logs" "Logs of an attempt, from the cluster that has them" LOGS, "text/plain", get(logs::logs)),
     route!("GET" "/v1/jobs/{id}/wait" "Answers when the job has ended or the time is up" &[("timeout", "string", "such as 30s; at most 10m, default 1m")], JSON, get(jobs::wait)),
     route!("POST" "/v1/jobs/{id}/cancel" "End a job" &[], JSON, post(jobs::cancel)),
+    route!("POST" "/v1/jobs/{id}/move" "Stop a job with notice and go on at another cluster" &[], JSON, post(operator::move_job)),
+    route!("POST" "/v1/jobs/{id}/confirm-lost" "An operator's word that an attempt out of contact has stopped for good" &[], JSON, post(operator::confirm_lost)),
+    route!("POST" "/v1/jobs/{id}/release" "Let a held job run again" &[], JSON, post(operator::release)),
     route!("POST" "/v1/jobs/{id}/checkpoint" "Publish a checkpoint; one of an older epoch is refused" &[], JSON, post(jobs::checkpoint)),
     route!("GET" "/v1/clusters" "Clusters as this peer sees them" &[], JSON, get(mesh::clusters)),
     route!("GET" "/v1/clusters/{name}" "One cluster" &[("report", "boolean", "the member status report instead")], JSON, get(mesh::cluster)),
@@ -66,7 +69,7 @@ pub(crate) const ROUTES: &[Route] = &[
     route!("GET" "/v1/view" "Capacity as a tree: pool, region, cluster" &[], JSON, get(mesh::view)),
     route!("GET" "/v1/peer" "The peer that answers" &[], JSON, get(mesh::peer)),
     route!("GET" "/v1/members" "The member list" &[], JSON, get(mesh::members)),
-    route!("DELETE" "/v1/members/{name}" "Remove a member, for good" &[], JSON, delete(mesh::member_remove)),
+    route!("DELETE" "/v1/members/{name}" "Remove a member, for good" &[("force", "boolean", "also while it is alive and holds records")], JSON, delete(mesh::member_remove)),
     route!("POST" "/v1/tokens" "A single-use join token" &[], JSON, post(mesh::token)),
     route!("POST" "/v1/drain" "Take no new attempts and hand back the running ones" CLUSTER, JSON, post(mesh::drain)),
     route!("POST" "/v1/undrain" "Take attempts again" CLUSTER, JSON, post(mesh::undrain)),

@@ -1,4 +1,5 @@
 //! What may be written on the command line.
+// tidy: long because it is the whole command line, one item per word
 
 use std::path::PathBuf;
 
@@ -64,12 +65,14 @@ pub enum Command {
     /// List jobs of the whole mesh
     #[command(visible_alias = "queue")]
     Jobs(JobsArgs),
-    /// Show one job
-    Job(IdArg),
+    /// Show one job; or say that its attempt is lost for good, or release it
+    Job(JobArgs),
     /// Print a job's logs, wherever it ran
     Logs(LogsArgs),
     /// End a job
     Cancel(IdArg),
+    /// Stop a job with notice and go on at another cluster
+    Move(MoveArgs),
     /// Wait until jobs have ended
     Wait(WaitArgs),
     /// Explain why a job is where it is, cluster by cluster
@@ -267,6 +270,40 @@ pub struct IdArg {
     pub id: String,
 }
 
+/// `starling job`.
+#[derive(Debug, Clone, Args)]
+pub struct JobArgs {
+    /// Job id, or its first 4 or more characters
+    pub id: String,
+    /// Say something about it instead of showing it
+    #[arg(value_enum)]
+    pub word: Option<JobWord>,
+    /// The attempt that is meant (confirm-lost); default is the present one
+    #[arg(long)]
+    pub epoch: Option<u64>,
+    /// Do it: what confirm-lost risks has been understood
+    #[arg(long)]
+    pub yes: bool,
+}
+
+/// What an operator may say about a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum JobWord {
+    /// Its attempt has stopped for good, although its cluster cannot be asked: run it again
+    ConfirmLost,
+    /// It is held after many losses: let it run again
+    Release,
+}
+
+/// `starling move`.
+#[derive(Debug, Clone, Args)]
+pub struct MoveArgs {
+    /// Job id, or its first 4 or more characters
+    pub id: String,
+    /// The cluster that shall take it
+    pub cluster: PeerName,
+}
+
 /// `starling logs`.
 #[derive(Debug, Clone, Args)]
 pub struct LogsArgs {
@@ -352,6 +389,9 @@ pub enum MemberCommand {
     Remove {
         /// Which
         name: PeerName,
+        /// Also while it is alive and holds records
+        #[arg(long)]
+        force: bool,
     },
 }
 

@@ -215,9 +215,9 @@ pub async fn member(asking: &Asking, command: MemberCommand) -> CommandResult {
             }
             Ok(Reply::new(&list, table.render()))
         }
-        MemberCommand::Remove { name } => {
-            let done: Value =
-                asking.client.send(Method::DELETE, &format!("/v1/members/{name}"), None).await?;
+        MemberCommand::Remove { name, force } => {
+            let path = format!("/v1/members/{name}?force={force}");
+            let done: Value = asking.client.send(Method::DELETE, &path, None).await?;
             Ok(Reply::new(&done, format!("{name} is no longer a member\n")))
         }
     }

@@ -5,6 +5,7 @@ mod exit;
 mod jobs;
 mod logs;
 mod mesh;
+mod operator;
 mod output;
 mod submit;
 
@@ -134,7 +135,8 @@ pub(crate) async fn perform(asking: &Asking, command: Command) -> CommandResult 
         Command::Submit(args) => submit::submit(asking, args).await,
         Command::Run(args) => submit::run(asking, args).await,
         Command::Jobs(args) => jobs::list(asking, args).await,
-        Command::Job(args) => jobs::show(asking, &args.id).await,
+        Command::Job(args) => operator::job(asking, args).await,
+        Command::Move(args) => operator::move_job(asking, args).await,
         Command::Logs(args) => logs::logs(asking, args).await,
         Command::Cancel(args) => jobs::cancel(asking, &args.id).await,
         Command::Wait(args) => jobs::wait(asking, args).await,

@@ -1,0 +1,549 @@
+//! Home sets that move and records that are forgotten, in a small mesh of real cores: every message
+//! arrives at once unless a test takes it away, every write is on disk at once.
+// tidy: long because the small mesh serves all of these tests
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use super::api::*;
+use super::message::*;
+use super::{Input, Message, Peer};
+use crate::base::{Bytes, Home, Instant, JobId, MilliCpu, PeerName, Span, StoreId, WallTime};
+use crate::model::report::{Liveness, MemberView, NodeCapacity, View};
+use crate::model::spec::JobSpec;
+use crate::model::{JobRecord, JobState};
+
+type Filter = fn(&str, &str, &Message) -> bool;
+
+fn spec() -> JobSpec {
+    crate::model::spec_input::parse_spec(b"name: waits\nrun: sleep 1\nresources: {cpus: 1}")
+        .expect("a spec")
+        .spec
+}
+
+struct Mesh {
+    peers: BTreeMap<PeerName, Peer>,
+    disks: BTreeMap<PeerName, DiskImage>,
+    members: BTreeMap<PeerName, MemberView>,
+    boots: u64,
+    now: Instant,
+    replies: BTreeMap<u64, ClientResponse>,
+    tokens: u64,
+    replicas: usize,
+    retain: Span,
+    /// True drops the message.
+    drop: Filter,
+    /// Everything that was ever sent.
+    sent: Vec<(PeerName, PeerName, Message)>,
+    lines: VecDeque<(PeerName, PeerName, Message)>,
+}
+
+fn name(text: &str) -> PeerName {
+    PeerName::new(text).expect("a name")
+}
+
+fn store(text: &str) -> StoreId {
+    let mut id = [0; 16];
+    id[..text.len().min(16)].copy_from_slice(&text.as_bytes()[..text.len().min(16)]);
+    StoreId(id)
+}
+
+impl Mesh {
+    fn new(names: &[&str], replicas: usize) -> Self {
+        let mut mesh = Mesh {
+            peers: BTreeMap::new(),
+            disks: BTreeMap::new(),
+            members: BTreeMap::new(),
+            boots: 0,
+            now: Instant(1_000_000),
+            replies: BTreeMap::new(),
+            tokens: 0,
+            replicas,
+            retain: Span::secs(1_000_000),
+            drop: |_, _, _| false,
+            sent: Vec::new(),
+            lines: VecDeque::new(),
+        };
+        for n in names {
+            mesh.join(n, n);
+        }
+        mesh
+    }
+
+    fn join(&mut self, peer: &str, disk: &str) {
+        let member = MemberView {
+            peer: name(peer),
+            store: store(disk),
+            witness: false,
+            liveness: Liveness::Alive,
+            draining: false,
+            report: None,
+        };
+        self.members.insert(name(peer), member);
+        self.start(peer);
+        self.views();
+    }
+
+    fn start(&mut self, peer: &str) {
+        self.boots += 1;
+        let peer = name(peer);
+        let node = NodeCapacity {
+            name: "n".into(),
+            count: 1,
+            gpu_model: None,
+            gpus: 0,
+            gpu_memory: Bytes(0),
+            cpus: MilliCpu(1),
+            memory: Bytes::gib(1),
+            declared: true,
+        };
+        let cfg = CoreConfig {
+            name: peer.clone(),
+            store: self.members[&peer].store,
+            boot: self.boots,
+            replicas: self.replicas,
+            renew_every: Span::secs(5),
+            rho_milli: 10,
+            margin: Span::secs(1),
+            grant_for: Span::secs(5),
+            claims_max: 3,
+            jobs_max: 1_000,
+            rehome_after: Span::secs(60),
+            retain: self.retain,
+            retain_jobs: 1_000,
+            nodes: vec![node],
+            runs_images: false,
+            seed: self.boots,
+        };
+        let now = self.time();
+        let (core, out) =
+            Peer::recover(cfg, self.disks.entry(peer.clone()).or_default(), now).expect("its disk");
+        self.peers.insert(peer.clone(), core);
+        self.take(&peer, out);
+    }
+
+    fn time(&self) -> Now {
+        Now { mono: self.now, wall: WallTime(self.now.0 / 1000) }
+    }
+
+    fn views(&mut self) {
+        let view = View { members: self.members.clone(), isolated: false };
+        let names: Vec<PeerName> = self.peers.keys().cloned().collect();
+        for peer in names {
+            self.input(&peer, Input::View(view.clone()));
+        }
+        self.settle();
+    }
+
+    fn input(&mut self, peer: &PeerName, input: Input) {
+        let now = self.time();
+        let Some(core) = self.peers.get_mut(peer) else { return };
+        let out = core.step(now, input);
+        self.take(peer, out);
+    }
+
+    fn take(&mut self, peer: &PeerName, out: Vec<Output>) {
+        for output in out {
+            match output {
+                Output::Write(w) => {
+                    let table =
+                        self.disks.entry(peer.clone()).or_default().tables.entry(w.table).or_default();
+                    match w.value {
+                        Some(value) => table.insert(w.key, value),
+                        None => table.remove(&w.key),
+                    };
+                }
+                Output::Send { to, message, .. } => {
+                    self.sent.push((peer.clone(), to.clone(), message.clone()));
+                    if !(self.drop)(peer.as_str(), to.as_str(), &message) {
+                        self.lines.push_back((peer.clone(), to, message));
+                    }
+                }
+                Output::Reply { token, response } => {
+                    self.replies.insert(token, response);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn settle(&mut self) {
+        while let Some((from, to, message)) = self.lines.pop_front() {
+            // A removed member is not listened to, as in production.
+            if self.members.contains_key(&from) {
+                self.input(&to, Input::Message { from, message });
+            }
+        }
+    }
+
+    fn run(&mut self, span: Span) {
+        let end = self.now + span;
+        while self.now < end {
+            self.now = (self.now + Span::millis(100)).min(end);
+            let names: Vec<PeerName> = self.peers.keys().cloned().collect();
+            for peer in names {
+                self.input(&peer, Input::Tick);
+            }
+            self.settle();
+        }
+    }
+
+    fn ask(&mut self, peer: &str, request: ClientRequest) -> ClientResponse {
+        self.tokens += 1;
+        let token = self.tokens;
+        self.input(&name(peer), Input::Client { token, request });
+        self.settle();
+        for _ in 0..120 {
+            if let Some(answer) = self.replies.remove(&token) {
+                return answer;
+            }
+            self.run(Span::millis(100));
+        }
+        panic!("no answer at {peer}")
+    }
+
+    /// A job that no cluster has the CPUs for yet: it stays pending.
+    fn submit(&mut self, peer: &str) -> JobId {
+        let spec = spec();
+        match self.ask(peer, ClientRequest::Submit { spec: Box::new(spec), key: None }) {
+            ClientResponse::Submitted { job, .. } => job,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn get(&mut self, peer: &str, job: JobId) -> Result<JobRecord, ClientError> {
+        match self.ask(peer, ClientRequest::Get { job }) {
+            ClientResponse::Job(record) => Ok(*record),
+            ClientResponse::Error(error) => Err(error),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn end(&mut self, peer: &str, job: JobId) {
+        let answer = self.ask(peer, ClientRequest::Cancel { job, by: "test".into() });
+        assert_eq!(answer, ClientResponse::Cancelled { state: JobState::Cancelled });
+    }
+
+    fn held(&self, peer: &str) -> usize {
+        self.peers[&name(peer)].acceptor.counts().0
+    }
+
+    fn set(&mut self, peer: &str, change: impl Fn(&mut MemberView)) {
+        change(self.members.get_mut(&name(peer)).expect("a member"));
+        self.views();
+    }
+
+    fn remove(&mut self, peer: &str) {
+        self.members.remove(&name(peer));
+        self.peers.remove(&name(peer));
+        self.views();
+    }
+}
+
+fn homes(record: &JobRecord) -> BTreeSet<&str> {
+    record.homes().iter().map(|h| h.peer.as_str()).collect()
+}
+
+const FIVE: &[&str] = &["a", "b", "c", "d", "e"];
+
+#[test]
+fn a_removed_home_is_replaced_and_the_record_goes_on() {
+    let mut mesh = Mesh::new(FIVE, 3);
+    let job = mesh.submit("a");
+    let before = mesh.get("b", job).expect("there");
+    let gone = before.homes()[1].peer.to_string();
+    mesh.remove(&gone);
+    mesh.run(Span::secs(5));
+    let at = mesh.peers.keys().next().expect("one").to_string();
+    let after = mesh.get(&at, job).expect("still there");
+    assert_eq!((after.generation, after.homes().len()), (1, 3));
+    assert!(!homes(&after).contains(gone.as_str()) && after.sealed.is_none());
+    assert!(after.version > before.version && after.birth == before.birth);
+    // The kept homes and the new one all hold it, nobody else does, and it can still be changed.
+    let holders = mesh.peers.keys().filter(|p| mesh.held(p.as_str()) == 1).count();
+    assert_eq!(holders, 3);
+    mesh.end(&at, job);
+}
+
+#[test]
+fn a_disk_that_was_lost_is_another_acceptor() {
+    let mut mesh = Mesh::new(FIVE, 3);
+    let job = mesh.submit("a");
+    let lost = mesh.get("b", job).expect("there").homes()[0].peer.to_string();
+    mesh.disks.remove(&name(&lost));
+    mesh.join(&lost, "fresh");
+    let moved = |m: &mut Mesh| m.get("a", job).expect("two of three held it");
+    mesh.run(Span::secs(5));
+    let record = moved(&mut mesh);
+    assert!(record.generation >= 1);
+    assert!(record.homes().iter().all(|h| mesh.members[&h.peer].store == h.store), "only disks of today");
+}
+
+#[test]
+fn a_member_that_drains_gives_its_records_away_where_others_are() {
+    let mut mesh = Mesh::new(FIVE, 3);
+    let jobs: Vec<JobId> = (0..20).map(|i| mesh.submit(FIVE[i % 5])).collect();
+    assert!(mesh.held("c") > 0);
+    mesh.set("c", |m| m.draining = true);
+    mesh.run(Span::secs(20));
+    let kept = jobs.iter().filter(|j| homes(&mesh.get("a", **j).expect("there")).contains("c")).count();
+    assert!(kept > 0, "a short drain moves nothing");
+    mesh.run(Span::secs(30));
+    assert_eq!(mesh.held("c"), 0);
+    for job in jobs {
+        let record = mesh.get("c", job).expect("reached by its forward pointer");
+        assert!(!homes(&record).contains("c") && record.homes().len() == 3);
+    }
+    // Of three, a pair would be worse: nothing moves.
+    let mut small = Mesh::new(&["a", "b", "c"], 3);
+    let job = small.submit("a");
+    small.set("c", |m| m.draining = true);
+    small.run(Span::secs(60));
+    assert_eq!(small.get("a", job).expect("there").generation, 0);
+}
+
+#[test]
+fn a_home_that_is_lost_for_long_is_replaced_a_blip_is_not() {
+    let mut mesh = Mesh::new(FIVE, 3);
+    let job = mesh.submit("a");
+    let lost = mesh.get("a", job).expect("there").homes()[2].peer.to_string();
+    let at = if lost == "a" { "b" } else { "a" };
+    mesh.peers.remove(&name(&lost));
+    mesh.set(&lost, |m| m.liveness = Liveness::Lost);
+    mesh.run(Span::secs(30));
+    mesh.set(&lost, |m| m.liveness = Liveness::Alive);
+    mesh.set(&lost, |m| m.liveness = Liveness::Lost);
+    mesh.run(Span::secs(50));
+    assert_eq!(mesh.get(at, job).expect("there").generation, 0);
+    mesh.run(Span::secs(20));
+    let record = mesh.get(at, job).expect("there");
+    assert!(record.generation == 1 && !homes(&record).contains(lost.as_str()));
+    // It comes back with its old disk, and is told at once that its generation is over.
+    mesh.start(&lost);
+    mesh.set(&lost, |m| m.liveness = Liveness::Alive);
+    assert_eq!(mesh.get(&lost, job).expect("found"), record);
+    mesh.run(Span::secs(30));
+    assert_eq!(mesh.held(&lost), 0);
+}
+
+#[test]
+fn a_mesh_that_grows_raises_the_homes_of_what_it_has() {
+    let mut mesh = Mesh::new(&["a"], 3);
+    let job = mesh.submit("a");
+    assert_eq!(mesh.get("a", job).expect("there").homes().len(), 1);
+    mesh.join("b", "b");
+    mesh.join("c", "c");
+    mesh.run(Span::secs(5));
+    let record = mesh.get("b", job).expect("there");
+    assert_eq!(homes(&record), BTreeSet::from(["a", "b", "c"]));
+    mesh.remove("a");
+    assert_eq!(mesh.get("c", job).expect("two of three are enough").birth, record.birth);
+}
+
+#[test]
+fn all_homes_of_birth_may_go_one_after_the_other() {
+    let mut mesh = Mesh::new(&["a", "b", "c"], 3);
+    let job = mesh.submit("a");
+    for (old, new) in [("a", "d"), ("b", "e"), ("c", "f")] {
+        mesh.join(new, new);
+        mesh.remove(old);
+        mesh.run(Span::secs(5));
+    }
+    let record = mesh.get("d", job).expect("there");
+    assert!(record.generation >= 3);
+    assert_eq!(homes(&record), BTreeSet::from(["d", "e", "f"]));
+    // A newcomer that never heard of it finds it, although nobody of its birth is left.
+    mesh.join("g", "g");
+    assert_eq!(mesh.get("g", job).expect("found").version, record.version);
+}
+
+/// The one who sealed it stops before anybody has begun the next generation: another home carries it over.
+#[test]
+fn a_seal_that_was_left_alone_is_carried_on() {
+    let mut mesh = Mesh::new(FIVE, 3);
+    let job = mesh.submit("a");
+    let record = mesh.get("b", job).expect("there");
+    let (gone, mover) = (record.homes()[2].peer.to_string(), record.homes()[0].peer.to_string());
+    // Nothing of a later generation gets through.
+    mesh.drop = |_, _, m| matches!(m, Message::Register(r) if r.generation > 0);
+    mesh.remove(&gone);
+    mesh.run(Span::secs(3));
+    let sealed = |m: &Mesh, p: &str| m.peers[&name(p)].hint(&job).is_some_and(|r| r.sealed.is_some());
+    assert!(sealed(&mesh, record.homes()[1].peer.as_str()), "the seal is chosen");
+    mesh.peers.remove(&name(&mover));
+    mesh.drop = |_, _, _| false;
+    mesh.set(&mover, |m| m.liveness = Liveness::Lost);
+    mesh.run(Span::secs(15));
+    // One of the two old homes is down; the other alone is no majority of the old set.
+    let at = record.homes()[1].peer.to_string();
+    assert!(matches!(mesh.get(&at, job), Err(ClientError::Unknown { .. })));
+    mesh.start(&mover);
+    mesh.set(&mover, |m| m.liveness = Liveness::Alive);
+    mesh.run(Span::secs(15));
+    let after = mesh.get(&at, job).expect("carried over");
+    assert!(after.generation >= 1 && !homes(&after).contains(gone.as_str()));
+}
+
+#[test]
+fn only_one_home_began_and_then_it_is_gone() {
+    let mut mesh = Mesh::new(FIVE, 3);
+    let job = mesh.submit("a");
+    let record = mesh.get("b", job).expect("there");
+    let gone = record.homes()[2].peer.to_string();
+    // The first value of the next generation reaches only who proposes it.
+    mesh.drop = |from, to, m| from != to && matches!(m, Message::Register(r) if r.generation > 0);
+    mesh.remove(&gone);
+    mesh.run(Span::secs(3));
+    let began: Vec<PeerName> = mesh
+        .peers
+        .iter()
+        .filter(|(_, p)| p.hint(&job).is_some_and(|r| r.generation == 1))
+        .map(|(n, _)| n.clone())
+        .collect();
+    assert!(!began.is_empty() && began.len() < 3, "{began:?}");
+    mesh.drop = |_, _, _| false;
+    mesh.run(Span::secs(20));
+    let at = record.homes()[1].peer.to_string();
+    assert_eq!(mesh.get(&at, job).expect("there").homes().len(), 3);
+}
+
+#[test]
+fn a_stranger_to_a_record_cannot_end_its_generation() {
+    let mut mesh = Mesh::new(FIVE, 3);
+    let job = mesh.submit("a");
+    let record = mesh.get("b", job).expect("there");
+    let victim = record.homes()[0].clone();
+    let liar = FIVE.iter().find(|n| !homes(&record).contains(**n)).expect("two are no homes");
+    let mut forged = record.clone();
+    forged.generation = 7;
+    let stolen = vec![Home { peer: name(liar), store: store(liar) }, victim.clone()];
+    forged.moved_to = Some(stolen.try_into().expect("two"));
+    let value = super::acceptor::Value::Job(Box::new(forged)).encode().expect("encodes");
+    let body = RegisterBody::Accept {
+        ballot: Ballot::install(),
+        value,
+        next: None,
+        origin: Some(Origin::Job(record.birth.clone())),
+    };
+    let request =
+        RegisterRequest { op: 1, key: RecordKey::Job(job), generation: 7, store: victim.store, body };
+    mesh.input(&victim.peer, Input::Message { from: name(liar), message: Message::Register(request) });
+    mesh.settle();
+    assert_eq!(mesh.peers[&victim.peer].hint(&job).map(|r| r.generation), Some(0));
+    let held = Message::Held { birth: record.birth.clone(), generation: 9, homes: vec![victim.clone()] };
+    mesh.input(&victim.peer, Input::Message { from: name(liar), message: held });
+    assert_eq!(mesh.get(victim.peer.as_str(), job).expect("there"), record);
+}
+
+#[test]
+fn a_record_kept_long_enough_is_forgotten_by_all_and_stays_forgotten() {
+    let mut mesh = Mesh::new(FIVE, 3);
+    mesh.retain = Span::secs(100);
+    for n in FIVE {
+        mesh.start(n);
+    }
+    mesh.views();
+    let (job, live) = (mesh.submit("a"), mesh.submit("b"));
+    let late: Vec<_> = mesh
+        .sent
+        .iter()
+        .filter(|(_, _, m)| matches!(m, Message::Register(r) if r.key == RecordKey::Job(job)))
+        .cloned()
+        .collect();
+    assert!(!late.is_empty());
+    mesh.end("c", job);
+    mesh.run(Span::secs(90));
+    assert_eq!(mesh.get("d", job).expect("kept").state, JobState::Cancelled);
+    // One home is away: not all can hold the final value, so nobody forgets it.
+    let away = mesh.get("d", job).expect("kept").homes()[1].peer.to_string();
+    mesh.drop = |_, _, m| matches!(m, Message::Register(r) if matches!(r.body, RegisterBody::Forget));
+    mesh.run(Span::secs(30));
+    let at = if away == "a" { "b" } else { "a" };
+    assert_eq!(mesh.get(at, job).expect("kept").state, JobState::Cancelled);
+    mesh.drop = |_, _, _| false;
+    mesh.run(Span::secs(60));
+    assert_eq!(mesh.get("d", job), Err(ClientError::NoSuchJob(job)));
+    let holds = |m: &Mesh| m.peers.values().filter(|p| p.hint(&job).is_some()).count();
+    assert_eq!(holds(&mesh), 0);
+    // Every request of its birth arrives once more, late.
+    for (from, to, message) in late.clone() {
+        mesh.input(&to, Input::Message { from, message });
+    }
+    mesh.settle();
+    mesh.run(Span::secs(5));
+    assert_eq!((holds(&mesh), mesh.get("d", job)), (0, Err(ClientError::NoSuchJob(job))));
+    // The same after a restart of everybody: the tombstones are on disk.
+    for n in FIVE {
+        mesh.start(n);
+    }
+    mesh.views();
+    for (from, to, message) in late {
+        mesh.input(&to, Input::Message { from, message });
+    }
+    mesh.settle();
+    assert_eq!(holds(&mesh), 0);
+    assert_eq!(mesh.get("e", live).expect("alive").state, JobState::Pending);
+}
+
+#[test]
+fn of_the_ended_records_only_the_newest_are_kept() {
+    let mut mesh = Mesh::new(&["a"], 1);
+    let jobs: Vec<JobId> = (0..12)
+        .map(|_| {
+            let job = mesh.submit("a");
+            mesh.run(Span::secs(1));
+            mesh.end("a", job);
+            job
+        })
+        .collect();
+    mesh.peers.get_mut(&name("a")).expect("a").cfg.retain_jobs = 5;
+    mesh.run(Span::secs(10));
+    let kept: Vec<bool> = jobs.iter().map(|j| mesh.get("a", *j).is_ok()).collect();
+    assert_eq!(kept, [vec![false; 7], vec![true; 5]].concat());
+}
+
+#[test]
+fn tombstones_melt_into_a_floor_that_refuses_the_same() {
+    use super::acceptor::{Acceptor, Room};
+    use crate::model::record::Birth;
+    let me = name("a");
+    let birth = |sequence| Birth {
+        tenant: "t".into(),
+        minter: me.clone(),
+        sequence,
+        homes: vec![Home { peer: me.clone(), store: store("a") }].try_into().expect("one"),
+    };
+    let mut acceptor = Acceptor::default();
+    let room = Room { disk_full: false, jobs_max: 1_000_000 };
+    let mut rows: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
+    let create = |acceptor: &mut Acceptor, rows: &mut BTreeMap<_, _>, sequence, forget: bool| {
+        let b = birth(sequence);
+        let (job, origin) = (b.id(), Origin::Job(b.clone()));
+        let mut record = JobRecord::new(b, spec(), crate::base::TraceId([0; 16]), WallTime(0));
+        record.state = if forget { JobState::Succeeded } else { JobState::Pending };
+        let value = super::acceptor::Value::Job(Box::new(record)).encode().expect("encodes");
+        let ballot = Ballot { round: 1, proposer: "a".into(), boot: 1 };
+        let body = RegisterBody::Accept { ballot, value, next: None, origin: Some(origin) };
+        let request =
+            RegisterRequest { op: 1, key: RecordKey::Job(job), generation: 0, store: store("a"), body };
+        let handled = acceptor.handle((&me, store("a")), &me, &request, room);
+        let writes = if forget { acceptor.forget(&job) } else { Vec::new() };
+        for w in handled.writes.into_iter().chain(writes) {
+            match w.value {
+                Some(value) => rows.insert(w.key, value),
+                None => rows.remove(&w.key),
+            };
+        }
+        handled.answer
+    };
+    let max = super::acceptor::TOMBSTONES_MAX as u64;
+    for sequence in 0..max + 3 {
+        create(&mut acceptor, &mut rows, sequence, true);
+    }
+    assert_eq!(rows.len() as u64, max + 1, "the floor's row and the tombstones");
+    let mut again = Acceptor::recover(&rows).expect("its rows");
+    for sequence in [0, 2, 3, max + 2] {
+        let answer = create(&mut again, &mut rows.clone(), sequence, false);
+        assert_eq!(answer, AnswerBody::Forgotten, "{sequence}");
+    }
+    assert!(matches!(create(&mut again, &mut rows, max + 3, false), AnswerBody::Accepted { .. }));
+}

@@ -1,0 +1,212 @@
+//! Keeping records where they belong, for as long as they are kept.
+//!
+//! A sweep goes round this disk's records. A home set with a member that was removed, came back with
+//! another disk, drains or has been lost for long is moved: sealed in its generation, carried over to the
+//! next one (`propose`). A record that ended and was kept long enough is forgotten: its final value first
+//! at *all* homes, then a tombstone at all of them. Only the job's acting owner begins either, and few at
+//! a time.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::message::Origin;
+use super::peer::{Peer, Timer};
+use super::propose::{OpResult, Task};
+use super::purpose::Purpose;
+use crate::base::{Home, Instant, JobId, PeerName, Span};
+use crate::model::JobRecord;
+use crate::model::record::Change;
+use crate::model::report::{Liveness, MemberView};
+
+/// A part of the records is looked over this often,
+pub(super) const SWEEP_EVERY: Span = Span::secs(1);
+/// at most so many of them,
+const SWEEP_MAX: usize = 4_096;
+/// and so many moves and forgettings run at once.
+const MOVES_MAX: usize = 16;
+const FORGETS_MAX: usize = 16;
+/// A member that drains for this long is leaving, and is no home any more where others can be.
+const LEAVES_AFTER: Span = Span::secs(30);
+/// Patience of these operations; the next round tries again.
+const PATIENCE: Span = Span::secs(10);
+
+/// What the sweep remembers.
+#[derive(Debug, Default)]
+pub(super) struct Keeper {
+    cursor: Option<JobId>,
+    moving: BTreeSet<JobId>,
+    forgetting: BTreeSet<JobId>,
+    /// Since when a member has been draining or lost.
+    away: BTreeMap<PeerName, (bool, Instant)>,
+    /// Records of the last whole round that should move and have not: what a leaving member waits for.
+    unsettled: usize,
+    counting: usize,
+    /// When the ended records of this round ended, and since when one must have ended to be among the
+    /// `retain_jobs` newest of the last one.
+    ended: Vec<u64>,
+    cutoff: u64,
+}
+
+impl Peer {
+    /// Follows who is away; called with every view.
+    pub(super) fn note_away(&mut self) {
+        let now = self.now.mono;
+        let mut away = BTreeMap::new();
+        for member in self.view.members.values() {
+            let lost = member.liveness == Liveness::Lost;
+            if lost || member.draining {
+                let since = self.keeper.away.get(&member.peer).filter(|(was, _)| *was == lost);
+                away.insert(member.peer.clone(), (lost, since.map_or(now, |(_, at)| *at)));
+            }
+        }
+        self.keeper.away = away;
+    }
+
+    pub(super) fn sweep(&mut self) {
+        self.timer_in(SWEEP_EVERY, Timer::Sweep);
+        let part: Vec<(JobId, JobRecord)> = self
+            .acceptor
+            .jobs_after(self.keeper.cursor)
+            .take(SWEEP_MAX)
+            .filter(|(_, record)| record.state.is_final() || self.needs_move(record))
+            .map(|(id, record)| (id, record.clone()))
+            .collect();
+        let seen = self.acceptor.jobs_after(self.keeper.cursor).take(SWEEP_MAX);
+        let (count, last) = seen.fold((0, None), |(n, _), (id, _)| (n + 1, Some(id)));
+        self.keeper.cursor = last;
+        for (job, record) in part {
+            self.sweep_one(job, &record);
+        }
+        if count < SWEEP_MAX {
+            // The round is over.
+            self.keeper.cursor = None;
+            self.keeper.unsettled = std::mem::take(&mut self.keeper.counting);
+            let (mut ended, keep) = (std::mem::take(&mut self.keeper.ended), self.cfg.retain_jobs);
+            let over = ended.len().checked_sub(keep).filter(|over| *over > 0);
+            self.keeper.cutoff = over.map_or(0, |over| *ended.select_nth_unstable(over).1);
+        }
+    }
+
+    fn sweep_one(&mut self, job: JobId, record: &JobRecord) {
+        self.keeper.ended.extend(record.finished_at.filter(|_| record.state.is_final()).map(|at| at.0));
+        if self.needs_move(record) {
+            self.keeper.counting += 1;
+            if self.acts_for(record) {
+                self.move_homes(job, record);
+            }
+        } else if record.state.is_final() && self.acts_for(record) && self.kept_long_enough(record) {
+            self.forget_job(job, record);
+        }
+    }
+
+    fn good_home(&self, home: &Home) -> bool {
+        self.view.members.get(&home.peer).is_some_and(|m| m.store == home.store && !self.leaves(m))
+    }
+
+    /// It has been draining, or lost, long enough to be replaced as a home.
+    fn leaves(&self, member: &MemberView) -> bool {
+        self.keeper.away.get(&member.peer).is_some_and(|(lost, since)| {
+            let patience = if *lost { self.cfg.rehome_after } else { LEAVES_AFTER };
+            self.now.mono.since(*since) >= patience
+        })
+    }
+
+    fn needs_move(&self, record: &JobRecord) -> bool {
+        if record.sealed.is_some() {
+            return true;
+        }
+        if self.view.members.is_empty() || self.view.isolated {
+            return false;
+        }
+        let homes = record.homes();
+        let few = homes.len() < self.ring.set_size(self.view.members.len(), self.cfg.replicas);
+        (few || !homes.iter().all(|h| self.good_home(h))) && self.next_homes(record).is_some()
+    }
+
+    /// The present homes that may stay, filled up by the ring; none where that is no better.
+    fn next_homes(&self, record: &JobRecord) -> Option<Vec<Home>> {
+        let homes = record.homes();
+        let keep: Vec<Home> = homes.iter().filter(|h| self.good_home(h)).cloned().collect();
+        let fits = |m: &MemberView| {
+            m.liveness == Liveness::Alive && !m.draining && !self.leaves(m) && !m.disk_full()
+        };
+        let size = self.ring.set_size(self.view.members.len(), self.cfg.replicas).max(keep.len());
+        let mut next = self.ring.fill(&self.view, record.id().ring_key(), keep.clone(), size, fits);
+        // A set stays odd, or a pair: four homes need three of them, as five do.
+        if next.len() == 4 {
+            next.pop();
+        }
+        // Members that are merely away stay where too few others are there.
+        let gone = |h: &&Home| self.view.members.get(&h.peer).is_none_or(|m| m.store != h.store);
+        let smaller = next.len() < homes.len() && homes.iter().filter(gone).count() == 0;
+        let alive = next.iter().filter(|h| self.liveness(&h.peer) == Liveness::Alive).count();
+        let same = next.len() == homes.len() && next.iter().all(|h| homes.contains(h));
+        (!next.is_empty() && !same && !smaller && alive > next.len() / 2).then_some(next)
+    }
+
+    fn move_homes(&mut self, job: JobId, record: &JobRecord) {
+        if self.keeper.moving.len() >= MOVES_MAX || !self.keeper.moving.insert(job) {
+            return;
+        }
+        let task = match (&record.sealed, self.next_homes(record)) {
+            // Somebody sealed it and did not get to the end.
+            (Some(_), _) => Task::SettleAll,
+            (None, Some(next)) => Task::Job(Change::Seal { generation: record.generation, next }),
+            (None, None) => {
+                self.keeper.moving.remove(&job);
+                return;
+            }
+        };
+        self.propose(Origin::Job(record.birth.clone()), task, Purpose::MoveHomes(job), PATIENCE);
+    }
+
+    pub(super) fn homes_moved(&mut self, job: JobId, result: OpResult) {
+        self.keeper.moving.remove(&job);
+        match result {
+            OpResult::Value { value: super::acceptor::Value::Job(record), .. } => {
+                let names: Vec<&str> = record.homes().iter().map(|h| h.peer.as_str()).collect();
+                let text = format!("held by {} from generation {} on", names.join(", "), record.generation);
+                self.event("job.homes_moved", Some(job), text);
+                self.drive_soon(job);
+            }
+            _ => self.count("home_moves_failed"),
+        }
+    }
+
+    // Forgetting.
+
+    fn kept_long_enough(&self, record: &JobRecord) -> bool {
+        let Some(at) = record.finished_at else { return false };
+        self.now.wall.0.saturating_sub(at.0) >= self.cfg.retain.0 / 1000 || at.0 < self.keeper.cutoff
+    }
+
+    fn forget_job(&mut self, job: JobId, record: &JobRecord) {
+        if self.keeper.forgetting.len() >= FORGETS_MAX || !self.keeper.forgetting.insert(job) {
+            return;
+        }
+        let origin = Origin::Job(record.birth.clone());
+        self.propose(origin, Task::SettleAll, Purpose::ForgetSettled(job), PATIENCE);
+    }
+
+    /// The final value is at all homes: now, and only now, all of them may forget it.
+    pub(super) fn forget_settled(&mut self, job: JobId, result: OpResult) {
+        if let OpResult::Value { value: super::acceptor::Value::Job(record), .. } = result
+            && record.state.is_final()
+        {
+            let origin = Origin::Job(record.birth.clone());
+            return self.propose(origin, Task::Forget, Purpose::Forgotten(job), PATIENCE);
+        }
+        self.keeper.forgetting.remove(&job);
+    }
+
+    pub(super) fn job_forgotten(&mut self, job: JobId, result: &OpResult) {
+        self.keeper.forgetting.remove(&job);
+        if matches!(result, OpResult::Forgotten) {
+            self.count("records_forgotten");
+        }
+    }
+
+    /// Records here whose home set should change and has not.
+    pub(super) fn unsettled(&self) -> usize {
+        self.keeper.unsettled.max(self.keeper.counting)
+    }
+}

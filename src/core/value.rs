@@ -1,0 +1,101 @@
+//! A register's value: bytes on the wire and on disk, read and checked.
+
+use super::message::RecordKey;
+use crate::base::Home;
+use crate::model::record::{RECORD_BYTES_MAX, contact_id};
+use crate::model::{ContactRecord, JobRecord};
+
+/// A register's value, read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Value {
+    /// A job's record.
+    Job(Box<JobRecord>),
+    /// A contact record.
+    Contact(Box<ContactRecord>),
+}
+
+/// Why bytes are not a value. Nothing was taken.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ValueError {
+    /// Larger than a record may be.
+    #[error("a record of {0} bytes; at most {RECORD_BYTES_MAX} are kept")]
+    TooLarge(usize),
+    /// Of a version that this binary does not know.
+    #[error("record version {0} is newer than this binary knows")]
+    Version(u8),
+    /// Not readable.
+    #[error("unreadable record: {0}")]
+    Malformed(String),
+    /// Readable, and not what its key certifies.
+    #[error("the record is not the one its id certifies")]
+    NotCertified,
+}
+
+/// Leads every stored value. Values are JSON: self-describing, so that N and N-1 read each other and
+/// fields of a later version are kept.
+pub(super) const VALUE_VERSION: u8 = 1;
+/// Leads a record that moves or has moved: an older binary would miss the seal, so it must not read it.
+const VALUE_VERSION_MOVED: u8 = 2;
+
+impl Value {
+    /// Bytes for the register.
+    pub fn encode(&self) -> Result<Vec<u8>, ValueError> {
+        let moved = |r: &JobRecord| r.generation > 0 || r.sealed.is_some();
+        let mut bytes = match self {
+            Value::Job(record) if moved(record) => vec![VALUE_VERSION_MOVED],
+            _ => vec![VALUE_VERSION],
+        };
+        let written = match self {
+            Value::Job(record) => serde_json::to_writer(&mut bytes, record),
+            Value::Contact(record) => serde_json::to_writer(&mut bytes, record),
+        };
+        written.map_err(|e| ValueError::Malformed(e.to_string()))?;
+        if bytes.len() > RECORD_BYTES_MAX {
+            return Err(ValueError::TooLarge(bytes.len()));
+        }
+        Ok(bytes)
+    }
+
+    /// Reads bytes and checks that they are what the key certifies.
+    pub fn decode(key: &RecordKey, bytes: &[u8]) -> Result<Value, ValueError> {
+        if bytes.len() > RECORD_BYTES_MAX {
+            return Err(ValueError::TooLarge(bytes.len()));
+        }
+        let malformed = |e: serde_json::Error| ValueError::Malformed(e.to_string());
+        match (bytes.split_first(), key) {
+            (Some((&(VALUE_VERSION | VALUE_VERSION_MOVED), rest)), RecordKey::Job(id)) => {
+                let record: JobRecord = serde_json::from_slice(rest).map_err(malformed)?;
+                if record.id() != *id {
+                    return Err(ValueError::NotCertified);
+                }
+                Ok(Value::Job(Box::new(record)))
+            }
+            (Some((&VALUE_VERSION, rest)), RecordKey::Contact(id)) => {
+                let record: ContactRecord = serde_json::from_slice(rest).map_err(malformed)?;
+                if contact_id(&record.cluster, record.series, &record.homes) != *id {
+                    return Err(ValueError::NotCertified);
+                }
+                Ok(Value::Contact(Box::new(record)))
+            }
+            (Some((version, _)), _) => Err(ValueError::Version(*version)),
+            (None, _) => Err(ValueError::Malformed("empty".into())),
+        }
+    }
+}
+
+impl Value {
+    /// Of which generation it is.
+    pub fn generation(&self) -> u32 {
+        match self {
+            Value::Job(record) => record.generation,
+            Value::Contact(_) => 0,
+        }
+    }
+    /// Who holds it.
+    pub fn homes(&self) -> &[Home] {
+        match self {
+            Value::Job(record) => record.homes(),
+            Value::Contact(record) => &record.homes,
+        }
+    }
+}
