@@ -158,6 +158,15 @@ impl Executor {
         let high = AttemptKey { job: *job, epoch: Epoch(u64::MAX) };
         self.attempts.range(low..=high)
     }
+    /// Epochs of a job that this cluster holds an attempt of.
+    pub fn epochs_of(&self, job: &JobId) -> impl Iterator<Item = u64> {
+        self.of_job(job).map(|(k, _)| k.epoch.0)
+    }
+    /// What attempts that are not closed hold, one of them left out.
+    pub fn shares_but(&self, key: AttemptKey) -> impl Iterator<Item = &[NodeShare]> {
+        let held = self.attempts.iter().filter(move |(k, a)| **k != key && a.phase != Phase::Closed);
+        held.map(|(_, a)| a.row.shares.as_slice())
+    }
     pub fn bound_to(&self, contact: &ContactId) -> bool {
         self.attempts.values().any(|a| a.phase != Phase::Closed && a.row.binding.0 == *contact)
     }
@@ -447,6 +456,8 @@ impl Peer {
         if let Some(why) = refusal {
             return self.ended(key, Outcome::Refused(why), None, self.now.wall);
         }
+        let shares = self.exec.attempts.get(&key).map(|a| a.row.shares.clone()).unwrap_or_default();
+        self.watch_admit(key, &shares);
         self.save(key);
         self.start(key, record);
     }

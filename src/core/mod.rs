@@ -17,6 +17,7 @@ pub mod placement;
 mod propose;
 mod purpose;
 pub mod ring;
+mod watch;
 
 pub use api::{
     BackendCommand, BackendEvent, ClientRequest, ClientResponse, CoreConfig, DiskImage, Input, Now, Output,

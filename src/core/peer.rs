@@ -13,6 +13,7 @@ use super::message::{Message, RecordKey};
 use super::owner::Owner;
 use super::propose::Proposer;
 use super::ring::Ring;
+use super::watch::Watch;
 use crate::base::{Instant, JobId, PeerName, Rng, Span};
 use crate::model::report::{Liveness, View};
 
@@ -54,6 +55,7 @@ pub struct Peer {
     pub(super) ring: Ring,
     pub(super) disk_full: bool,
     pub(super) draining: bool,
+    pub(super) watch: Watch,
     counters: BTreeMap<&'static str, u64>,
 }
 
@@ -78,6 +80,7 @@ impl Peer {
             ring: Ring::default(),
             disk_full: false,
             draining: false,
+            watch: Watch::default(),
             counters: BTreeMap::new(),
             cfg,
         };
@@ -133,6 +136,11 @@ impl Peer {
     /// All that this peer holds of one job beside its record, for a person who looks for a cause.
     pub fn explain(&self, job: &JobId) -> String {
         format!("{} {} {}", self.owner.explain(job), self.exec.explain(job), self.proposer.explain(job))
+    }
+
+    /// Named counters since this start, for the surface and the simulator.
+    pub fn counters(&self) -> &BTreeMap<&'static str, u64> {
+        &self.counters
     }
 
     fn run_timers(&mut self) {

@@ -305,6 +305,7 @@ impl Peer {
     pub(super) fn on_register(&mut self, from: PeerName, request: RegisterRequest) {
         let room = Room { disk_full: self.disk_full, jobs_max: self.cfg.jobs_max };
         let me = self.cfg.name.clone();
+        self.watch_accept(&request);
         let handled = self.acceptor.handle(&me, self.cfg.store, &request, room);
         // Every answer speaks of what this disk holds, so it waits for the writes before it even when it
         // writes nothing itself: a repeated accept, or a read, may find a value that is not synced yet.
@@ -490,8 +491,11 @@ impl Peer {
     fn op_end(&mut self, op: Op, result: OpResult) {
         self.proposer.active.remove(&op.id);
         let key = op.origin.key();
-        if !matches!(result, OpResult::Value { .. }) {
-            self.proposer.fast.remove(&key);
+        match &result {
+            OpResult::Value { value, .. } => self.watch_chosen(&key, value),
+            _ => {
+                self.proposer.fast.remove(&key);
+            }
         }
         self.op_done(op.purpose, result);
         match self.proposer.lines.get_mut(&key).and_then(VecDeque::pop_front) {
