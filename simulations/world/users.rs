@@ -168,9 +168,9 @@ impl World {
     }
 
     pub(super) fn reply(&mut self, token: u64, response: ClientResponse) {
-        let Some(Asked { job: n, op, last, .. }) = self.users.waiting.remove(&token) else { return };
+        let Some(Asked { job: n, op, last, peer }) = self.users.waiting.remove(&token) else { return };
         self.users.last_open -= usize::from(last);
-        self.note(|w| format!("job {n} {:?}: {}", w.users.jobs[n].ops[op].ask, short(&response)));
+        self.note(|w| format!("job {n} {:?} at {}: {}", w.users.jobs[n].ops[op].ask, w.machines[peer].name, short(&response)));
         let told = match response {
             ClientResponse::Submitted { job, .. } => {
                 self.learn(n, job);

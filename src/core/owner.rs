@@ -513,8 +513,8 @@ impl Peer {
             Lapse::Take(expect) => {
                 self.freeing(job, true);
                 self.count("takeovers_tried");
-                // A nonce of this peer's own making: its boot and op counters never repeat.
-                let nonce = (self.cfg.boot, self.rng.u64());
+                // A nonce of this peer's own making.
+                let nonce = (self.life(), self.rng.u64());
                 let change = ContactChange::TakeOver { expect, nonce, by: self.cfg.name.clone() };
                 let purpose = Purpose::TakeOver(placement.contact, job);
                 self.propose(contact_origin(placement), Task::Contact(change), purpose, PATIENCE);

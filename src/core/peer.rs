@@ -84,6 +84,7 @@ impl Peer {
             counters: BTreeMap::new(),
             cfg,
         };
+        peer.begin_life();
         let live: Vec<JobId> =
             peer.acceptor.jobs().filter(|r| !r.state.is_final()).map(crate::model::JobRecord::id).collect();
         for job in live {
@@ -94,6 +95,21 @@ impl Peer {
         peer.restart_attempts();
         let out = std::mem::take(&mut peer.out);
         Ok((peer, out))
+    }
+
+    /// Numbers of this life begin at a random place. The boot number alone does not tell two lives apart: a peer
+    /// that comes back with an empty disk counts its boots from 1 again, and would mint the ids, series and
+    /// nonces of its first life once more.
+    fn begin_life(&mut self) {
+        // Below 2^52, so that every JSON reader keeps them exact.
+        let mut base = || self.rng.u64() >> 12;
+        (self.proposer.counter, self.clients.counter, self.contacts.counter) = (base(), base(), base());
+    }
+
+    /// Names this life of the peer in ballots and nonces: its disk, then the boot of it.
+    pub(super) fn life(&self) -> u64 {
+        let store = self.cfg.store.0.first_chunk::<4>().copied().unwrap_or_default();
+        u64::from(u32::from_be_bytes(store)) << 32 | (self.cfg.boot & u64::from(u32::MAX))
     }
 
     /// One step. What is to be done comes in order; what is `durable` only after the writes before it.

@@ -107,7 +107,7 @@ struct Fast {
 /// All operations of this peer.
 #[derive(Default)]
 pub struct Proposer {
-    counter: u64,
+    pub(super) counter: u64,
     round_max: u64,
     active: BTreeMap<u64, Op>,
     lines: BTreeMap<RecordKey, VecDeque<Op>>,
@@ -156,7 +156,7 @@ impl Peer {
     /// Begins an operation, or puts it in the register's line.
     pub(super) fn propose(&mut self, origin: Origin, task: Task, purpose: Purpose, patience: Span) {
         self.proposer.counter += 1;
-        let id = (self.cfg.boot << 40) | self.proposer.counter;
+        let id = self.proposer.counter;
         let op = Op {
             id,
             origin,
@@ -194,15 +194,18 @@ impl Peer {
 
     fn op_begin(&mut self, mut op: Op) {
         self.timers.insert((op.deadline, Timer::OpDeadline(op.id)));
-        let key = op.origin.key();
-        let fast = self.proposer.fast.get(&key).cloned();
+        // A right is for one change: whatever comes of this one, its ballot is never used for another value.
+        let fast = match op.task {
+            Task::Job(_) | Task::Contact(_) => self.proposer.fast.remove(&op.origin.key()),
+            _ => None,
+        };
         match (&op.task, fast) {
             (Task::Create(value, Fresh::Yes), _) => match value.encode() {
                 Ok(bytes) => {
                     op.proposed = Some(((**value).clone(), bytes));
                     // Only the minter proposes under a first-round ballot of its own, and the id is fresh:
                     // no lower ballot exists, so the first accept needs no prepare.
-                    op.ballot = Ballot { round: 1, proposer: self.cfg.name.to_string(), boot: self.cfg.boot };
+                    op.ballot = Ballot { round: 1, proposer: self.cfg.name.to_string(), boot: self.life() };
                     self.op_accept(op);
                 }
                 Err(why) => self.op_end(op, OpResult::Rejected(why.to_string())),
@@ -234,7 +237,7 @@ impl Peer {
         op.ballot = Ballot {
             round: self.proposer.round_max.max(2),
             proposer: self.cfg.name.to_string(),
-            boot: self.cfg.boot,
+            boot: self.life(),
         };
         self.proposer.round_max = op.ballot.round;
         op.phase = Phase::Preparing;
