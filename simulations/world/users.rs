@@ -54,7 +54,7 @@ pub struct Users {
     tokens: u64,
     pub by_id: BTreeMap<JobId, usize>,
     pub refused: usize,
-    /// Reads of the last round that have not been answered.
+    /// Reads of the last round that have not found an end yet.
     pub last_open: usize,
 }
 
@@ -150,7 +150,6 @@ impl World {
         ops.push(Op { interval: Interval { call: self.t.0, ret: None }, ask, told: None });
         let op = ops.len() - 1;
         self.users.waiting.insert(token, Asked { job: n, op, peer: i, last });
-        self.users.last_open += usize::from(last);
         if self.scenario.bug == Some(Bug::StaleRead)
             && let ClientRequest::Get { job } = &request
             && let Some(hint) = self.machines[i].core.as_ref().and_then(|core| core.hint(job)).cloned()
@@ -162,14 +161,16 @@ impl World {
 
     /// The process is gone: whoever waited for it will never know.
     pub(super) fn users_lose(&mut self, i: usize) {
-        let open: usize = self.users.waiting.values().filter(|a| a.peer == i && a.last).count();
-        self.users.last_open -= open;
         self.users.waiting.retain(|_, asked| asked.peer != i);
     }
 
     pub(super) fn reply(&mut self, token: u64, response: ClientResponse) {
         let Some(Asked { job: n, op, last, peer }) = self.users.waiting.remove(&token) else { return };
-        self.users.last_open -= usize::from(last);
+        let ended = matches!(&response, ClientResponse::Job(r) if r.state.is_final());
+        if last && !ended {
+            self.at(Span::millis(500), Event::User(Act::LastRead(n)));
+        }
+        self.users.last_open -= usize::from(last && ended);
         self.note(|w| format!("job {n} {:?} at {}: {}", w.users.jobs[n].ops[op].ask, w.machines[peer].name, short(&response)));
         let told = match response {
             ClientResponse::Submitted { job, .. } => {
@@ -178,7 +179,7 @@ impl World {
                 Told::Submitted
             }
             ClientResponse::Job(record) => {
-                if last {
+                if last && ended {
                     self.users.jobs[n].last.push((*record).clone());
                 }
                 Told::Record(record)

@@ -16,6 +16,8 @@ pub mod peer;
 pub mod placement;
 mod propose;
 mod purpose;
+#[cfg(test)]
+mod register_tests;
 pub mod ring;
 mod watch;
 

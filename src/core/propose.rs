@@ -86,7 +86,12 @@ pub struct Op {
     promises: BTreeMap<PeerName, Accepted>,
     accepts: BTreeSet<PeerName>,
     states: BTreeMap<PeerName, Accepted>,
+    /// Homes whose disk has never held the record: as good as an empty answer.
     unknown: BTreeSet<PeerName>,
+    /// Homes that came back with another disk: no answer at all.
+    gone: BTreeSet<PeerName>,
+    /// Prepare begins the register at homes that missed its creation.
+    begins: bool,
     refusals: BTreeMap<PeerName, String>,
     proposed: Option<(Value, Vec<u8>)>,
     refused: Option<Refused>,
@@ -131,6 +136,7 @@ impl Op {
         self.accepts.clear();
         self.states.clear();
         self.unknown.clear();
+        self.gone.clear();
         self.refusals.clear();
     }
     fn answered(&self) -> usize {
@@ -168,6 +174,8 @@ impl Peer {
             accepts: BTreeSet::new(),
             states: BTreeMap::new(),
             unknown: BTreeSet::new(),
+            gone: BTreeSet::new(),
+            begins: false,
             refusals: BTreeMap::new(),
             proposed: None,
             refused: None,
@@ -264,7 +272,7 @@ impl Peer {
             (Phase::Reading, _) => RegisterBody::Read,
             (Phase::Preparing, _) => RegisterBody::Prepare {
                 ballot: op.ballot.clone(),
-                origin: creates.then(|| op.origin.clone()),
+                origin: (creates || op.begins).then(|| op.origin.clone()),
             },
             (Phase::Accepting, Some((_, bytes))) => RegisterBody::Accept {
                 ballot: op.ballot.clone(),
@@ -283,7 +291,8 @@ impl Peer {
             let done = op.promises.contains_key(&home.peer)
                 || op.accepts.contains(&home.peer)
                 || op.states.contains_key(&home.peer)
-                || op.unknown.contains(&home.peer);
+                || op.unknown.contains(&home.peer)
+                || op.gone.contains(&home.peer);
             if done {
                 continue;
             }
@@ -350,8 +359,11 @@ impl Peer {
             AnswerBody::State { accepted } if op.phase == Phase::Reading => {
                 op.states.insert(from, accepted);
             }
-            AnswerBody::Unknown => {
+            AnswerBody::Unknown if speaks => {
                 op.unknown.insert(from);
+            }
+            AnswerBody::Unknown => {
+                op.gone.insert(from);
             }
             AnswerBody::Refused { why } if op.phase != Phase::Reading => {
                 op.refusals.insert(from, why);
@@ -382,7 +394,7 @@ impl Peer {
         self.proposer.active.insert(op.id, op);
     }
 
-    fn op_advance(&mut self, op: Op) {
+    fn op_advance(&mut self, mut op: Op) {
         let majority = op.majority();
         let homes = op.origin.homes().len();
         if op.unknown.len() >= majority && op.phase != Phase::Accepting {
@@ -395,6 +407,15 @@ impl Peer {
         match op.phase {
             Phase::Reading => self.op_read_advance(op),
             Phase::Preparing if op.promises.len() >= majority => self.op_promised(op),
+            // Some hold it, the others have missed its creation, and no more are there to ask: with its certified
+            // origin those begin it now. Their disks have held nothing of it, so their promise is as good as any.
+            Phase::Preparing
+                if !op.begins && !op.promises.is_empty() && op.promises.len() + op.unknown.len() >= majority =>
+            {
+                op.begins = true;
+                op.unknown.clear();
+                self.op_send(op);
+            }
             Phase::Accepting if op.accepts.len() >= majority => self.op_chosen(op),
             _ => {
                 self.proposer.active.insert(op.id, op);
@@ -404,7 +425,7 @@ impl Peer {
 
     fn op_read_advance(&mut self, op: Op) {
         let majority = op.majority();
-        let silent = op.origin.homes().len() - op.states.len() - op.unknown.len();
+        let silent = op.origin.homes().len().saturating_sub(op.states.len() + op.unknown.len() + op.gone.len());
         let mut best: BTreeMap<&Ballot, usize> = BTreeMap::new();
         for (ballot, _) in op.states.values().flatten() {
             *best.entry(ballot).or_default() += 1;
@@ -423,7 +444,7 @@ impl Peer {
         if empty >= majority {
             return self.op_end(op, OpResult::Missing);
         }
-        if op.states.len() >= majority && most + silent < majority {
+        if op.states.len() + op.unknown.len() >= majority && most + silent < majority {
             // No ballot can reach a majority any more: settle the newest by writing it back.
             return self.op_prepare(op);
         }
@@ -522,7 +543,9 @@ impl Peer {
                 self.op_end(op, OpResult::Timeout { answered, needed });
             }
             Timer::OpRetry(_) if op.phase == Phase::BackOff => self.op_prepare(op),
-            Timer::OpResend(_) if op.phase == Phase::Reading && op.states.len() >= op.majority() => {
+            Timer::OpResend(_)
+                if op.phase == Phase::Reading && op.states.len() + op.unknown.len() >= op.majority() =>
+            {
                 self.op_prepare(op);
             }
             Timer::OpResend(_) if op.phase != Phase::BackOff => {
