@@ -45,7 +45,7 @@ impl World {
     pub(super) fn command(&mut self, i: usize, command: BackendCommand) {
         match command {
             BackendCommand::Start(start) => self.start_attempt(i, *start),
-            BackendCommand::Stop { key, reason, .. } => self.stop_attempt(i, key, reason),
+            BackendCommand::Stop { key, reason, notice } => self.stop_attempt(i, key, reason, notice),
             BackendCommand::Rebind { key, to } => {
                 if let Some(running) = self.machines[i].attempts.get_mut(&key) {
                     running.binding = to;
@@ -57,7 +57,7 @@ impl World {
         }
     }
 
-    fn stop_attempt(&mut self, i: usize, key: AttemptKey, reason: StopReason) {
+    fn stop_attempt(&mut self, i: usize, key: AttemptKey, reason: StopReason, notice: Span) {
         if let Some(running) = self.machines[i].attempts.get_mut(&key) {
             if !running.ending {
                 running.ending = true;
@@ -66,7 +66,9 @@ impl World {
                     StopReason::Timeout => Outcome::TimedOut,
                     StopReason::Drain | StopReason::Superseded => Outcome::Stopped(format!("{reason:?}")),
                 };
-                let takes = Span(50_000 + self.rng.below(1_500_000));
+                // Some programs use all of the notice.
+                let most = if self.rng.chance(0.3) { notice.0 } else { 500_000 };
+                let takes = Span(50_000 + self.rng.below(most));
                 self.at(takes, Event::Killed(i, key, outcome));
             }
         } else if self.machines[i].ended.contains_key(&key) {

@@ -122,7 +122,7 @@ impl World {
     pub(super) fn look_over(&mut self) -> bool {
         let since = self.t.since(self.healed_at);
         match self.reading_since {
-            None if self.all_final() => {
+            None if self.all_final() && !self.submits_wait() => {
                 // As far as the homes' last accepted values show; only reads through the register count.
                 self.reading_since = Some(self.t);
                 let answered = (0..self.users.jobs.len()).filter(|n| self.users.jobs[*n].answered);

@@ -102,7 +102,7 @@ impl World {
     /// A job with a key is tried again at the peer that keeps the key, until it is answered.
     fn submit(&mut self, n: usize) {
         let job = self.users.jobs[n].clone();
-        if job.answered {
+        if job.answered || self.healed {
             return;
         }
         let i = match job.keeper {
@@ -157,6 +157,11 @@ impl World {
             return self.reply(token, ClientResponse::Job(Box::new(hint)));
         }
         self.input(i, Input::Client { token, request });
+    }
+
+    /// A submit is under way.
+    pub(super) fn submits_wait(&self) -> bool {
+        self.users.waiting.values().any(|a| self.users.jobs[a.job].ops[a.op].ask == Ask::Submit)
     }
 
     /// The process is gone: whoever waited for it will never know.

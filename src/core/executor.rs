@@ -393,7 +393,7 @@ impl Peer {
         }
         let (Some(placement), Some(key)) = (mine, current) else { return };
         if !self.exec.attempts.contains_key(&key) {
-            if !self.exec.done.contains(&key) {
+            if !self.exec.done.contains(&key) && self.may_begin_under(&placement, &record.spec) {
                 self.admit(key, &record, &placement);
             }
             return;
@@ -405,6 +405,16 @@ impl Peer {
         if unstarted {
             self.start(key, &record);
         }
+    }
+
+    /// False while the contact that the placement names is ours and was not renewed for half a grace: an attempt
+    /// begun now might be past its end already, as after a suspend. The owner says "look" again in a second.
+    fn may_begin_under(&self, placement: &Placement, spec: &JobSpec) -> bool {
+        let renewed = self.contacts.get(&placement.contact).and_then(|c| c.renewed);
+        renewed.is_none_or(|at| self.young_enough(at, spec))
+    }
+    fn young_enough(&self, renewed: Instant, spec: &JobSpec) -> bool {
+        spec.on_lost_contact.grace.is_none_or(|grace| self.now.mono.since(renewed) < grace.scale(1, 2))
     }
 
     fn admit(&mut self, key: AttemptKey, record: &JobRecord, placement: &Placement) {
@@ -468,7 +478,7 @@ impl Peer {
         let binding = attempt.row.binding;
         let renewed_at =
             self.contacts.get(&binding.0).filter(|c| c.incarnation == binding.1).and_then(|c| c.renewed);
-        let Some(renewed_at) = renewed_at else { return };
+        let Some(renewed_at) = renewed_at.filter(|at| self.young_enough(*at, &record.spec)) else { return };
         let spec = attempt.row.spec.clone();
         let start = StartCommand {
             key,

@@ -147,15 +147,12 @@ impl Peer {
         if self.view.isolated && homes.len() > 1 {
             return false;
         }
-        homes
-            .iter()
-            .find(|h| self.liveness(&h.peer) == Liveness::Alive)
-            .is_some_and(|h| h.peer == self.cfg.name)
+        homes.iter().find(|h| self.home_alive(h)).is_some_and(|h| h.peer == self.cfg.name)
     }
 
     /// Who acts as the job's owner, seen from here.
     pub(super) fn owner_of(&self, record: &JobRecord) -> Option<PeerName> {
-        record.birth.homes.iter().find(|h| self.liveness(&h.peer) == Liveness::Alive).map(|h| h.peer.clone())
+        record.birth.homes.iter().find(|h| self.home_alive(h)).map(|h| h.peer.clone())
     }
 
     /// What the clusters said to this owner's claims for a job.

@@ -14,7 +14,7 @@ use super::owner::Owner;
 use super::propose::Proposer;
 use super::ring::Ring;
 use super::watch::Watch;
-use crate::base::{Instant, JobId, PeerName, Rng, Span};
+use crate::base::{Home, Instant, JobId, PeerName, Rng, Span};
 use crate::model::report::{Liveness, View};
 
 /// What wakes the core.
@@ -251,12 +251,13 @@ impl Peer {
     pub(super) fn timer_in(&mut self, span: Span, timer: Timer) {
         self.timers.insert((self.now.mono + span, timer));
     }
-    /// How alive a member looks; oneself always does, a stranger never.
-    pub(super) fn liveness(&self, name: &PeerName) -> Liveness {
-        if *name == self.cfg.name {
-            return Liveness::Alive;
+    /// This home is there: its peer looks alive, and has the disk that the record was born on.
+    pub(super) fn home_alive(&self, home: &Home) -> bool {
+        if home.peer == self.cfg.name {
+            return home.store == self.cfg.store;
         }
-        self.view.members.get(name).map_or(Liveness::Lost, |m| m.liveness)
+        let member = self.view.members.get(&home.peer);
+        member.is_some_and(|m| m.store == home.store && m.liveness == Liveness::Alive)
     }
 
     pub(super) fn inspect(&self) -> InspectReport {
