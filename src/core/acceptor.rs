@@ -71,8 +71,8 @@ pub struct Acceptor {
     tombstones: BTreeMap<JobId, Tombstone>,
     /// The same by age: sequences of one minter grow.
     by_minter: BTreeSet<(PeerName, u64, JobId)>,
-    /// Per minter: an unknown job with a sequence below it was forgotten.
-    floors: BTreeMap<PeerName, u64>,
+    /// Per life of a minter (the upper half of its sequences): an unknown job below it was forgotten.
+    floors: BTreeMap<(PeerName, u32), u64>,
 }
 
 /// Tombstones kept; older ones melt into their minter's floor.
@@ -111,9 +111,11 @@ impl Acceptor {
                     acceptor.bury(JobId(id), tombstone);
                 }
                 Some((&FLOOR_TAG, name)) => {
-                    let name = std::str::from_utf8(name).ok().and_then(|n| PeerName::new(n).ok());
+                    let floor: u64 = serde_json::from_slice(row).map_err(malformed)?;
+                    let name = name.split_last_chunk::<4>().and_then(|(n, _)| std::str::from_utf8(n).ok());
+                    let name = name.and_then(|n| PeerName::new(n).ok());
                     let name = name.ok_or_else(|| ValueError::Malformed("floor's key".into()))?;
-                    acceptor.floors.insert(name, serde_json::from_slice(row).map_err(malformed)?);
+                    acceptor.floors.insert((name, life(floor)), floor);
                 }
                 _ => {
                     let slot = decode_row(row)?;
@@ -237,10 +239,11 @@ impl Acceptor {
     fn melt(&mut self) -> Vec<Write> {
         let Some((minter, sequence, id)) = self.by_minter.pop_first() else { return Vec::new() };
         self.tombstones.remove(&id);
-        let floor = self.floors.entry(minter.clone()).or_default();
+        let life = life(sequence);
+        let floor = self.floors.entry((minter.clone(), life)).or_default();
         *floor = (*floor).max(sequence.saturating_add(1));
         let value = Some(serde_json::to_vec(floor).expect("a number"));
-        let key = [&[FLOOR_TAG], minter.as_str().as_bytes()].concat();
+        let key = [&[FLOOR_TAG], minter.as_str().as_bytes(), &life.to_be_bytes()].concat();
         vec![
             Write { table: Table::Acceptors, key, value },
             Write { table: Table::Acceptors, key: tombstone_key(&id), value: None },
@@ -394,7 +397,12 @@ impl Acceptor {
             return refuse("this disk knows of no move to these homes");
         }
         if let Origin::Job(birth) = origin {
-            if held.is_none() && self.floors.get(&birth.minter).is_some_and(|floor| birth.sequence < *floor) {
+            if held.is_none()
+                && self
+                    .floors
+                    .get(&(birth.minter.clone(), life(birth.sequence)))
+                    .is_some_and(|floor| birth.sequence < *floor)
+            {
                 return Err(AnswerBody::Forgotten);
             }
             if room.disk_full {
@@ -436,6 +444,11 @@ impl Slot {
             _ => self.origin.homes(),
         }
     }
+}
+
+/// The life of the minter that gave a sequence out.
+fn life(sequence: u64) -> u32 {
+    u32::try_from(sequence >> 32).unwrap_or(u32::MAX)
 }
 
 /// What a slot counts for: jobs held, and of these not final.

@@ -53,7 +53,7 @@ struct Locate {
 #[derive(Default)]
 pub(super) struct Clients {
     locates: BTreeMap<u64, Locate>,
-    counter: u64,
+    pub(super) counter: u64,
     keys: BTreeMap<(String, String), KeyRow>,
 }
 
@@ -136,7 +136,7 @@ impl Peer {
             return self.reply_error(token, error);
         }
         self.clients.counter += 1;
-        let sequence = (self.cfg.boot << 32) | self.clients.counter;
+        let sequence = self.clients.counter;
         let ring_key = Birth::ring_key(&spec.tenant, &self.cfg.name, sequence);
         let homes = match self.ring.homes(&self.view, ring_key, self.cfg.replicas, None) {
             Ok(homes) => homes,
@@ -300,8 +300,8 @@ impl Peer {
             // The second timer: nobody who answered knows it.
             if let Some(locate) = self.clients.locates.remove(&id) {
                 let answered = locate.denied.len() + 1;
-                let needed = self.view.members.len().max(1);
-                let error = if answered >= needed {
+                let needed = self.view.members.len();
+                let error = if needed > 0 && answered >= needed {
                     ClientError::NoSuchJob(locate.job)
                 } else {
                     ClientError::Unknown { answered, needed, job: Some(locate.job) }
@@ -331,7 +331,9 @@ impl Peer {
             self.view.members.values().filter(|m| m.peer != *me && m.liveness != Liveness::Lost);
         let all_alive_denied = reachable.all(|m| locate.denied.contains(&m.peer));
         let any_lost = self.view.members.values().any(|m| m.peer != *me && m.liveness == Liveness::Lost);
-        if all_alive_denied
+        // Without a view yet (just started) nothing is known of the others: that is not "no such job".
+        if !self.view.members.is_empty()
+            && all_alive_denied
             && !any_lost
             && let Some(locate) = self.clients.locates.remove(&id)
         {

@@ -40,7 +40,7 @@ pub(super) struct MyContact {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Contacts {
     pub mine: Vec<MyContact>,
-    counter: u64,
+    pub(super) counter: u64,
     creating: Option<Instant>,
 }
 
@@ -82,7 +82,7 @@ impl Peer {
 
     fn fresh_nonce(&mut self) -> (u64, u64) {
         self.contacts.counter += 1;
-        (self.cfg.boot, self.contacts.counter)
+        (self.life(), self.contacts.counter)
     }
 
     fn contacts_write(&mut self) {
@@ -205,7 +205,7 @@ impl Peer {
             return;
         }
         self.contacts.counter += 1;
-        let series = (self.cfg.boot << 32) | self.contacts.counter;
+        let series = self.contacts.counter;
         let key = crate::model::record::Birth::ring_key("contact", &self.cfg.name, series);
         let me = self.cfg.name.clone();
         let Ok(homes) = self.ring.homes(&self.view, key, self.cfg.replicas, Some(&me)) else { return };

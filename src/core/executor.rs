@@ -158,6 +158,15 @@ impl Executor {
         let high = AttemptKey { job: *job, epoch: Epoch(u64::MAX) };
         self.attempts.range(low..=high)
     }
+    /// Epochs of a job that this cluster holds an attempt of.
+    pub fn epochs_of(&self, job: &JobId) -> impl Iterator<Item = u64> {
+        self.of_job(job).map(|(k, _)| k.epoch.0)
+    }
+    /// What attempts that are not closed hold, one of them left out.
+    pub fn shares_but(&self, key: AttemptKey) -> impl Iterator<Item = &[NodeShare]> {
+        let held = self.attempts.iter().filter(move |(k, a)| **k != key && a.phase != Phase::Closed);
+        held.map(|(_, a)| a.row.shares.as_slice())
+    }
     pub fn bound_to(&self, contact: &ContactId) -> bool {
         self.attempts.values().any(|a| a.phase != Phase::Closed && a.row.binding.0 == *contact)
     }
@@ -384,7 +393,7 @@ impl Peer {
         }
         let (Some(placement), Some(key)) = (mine, current) else { return };
         if !self.exec.attempts.contains_key(&key) {
-            if !self.exec.done.contains(&key) {
+            if !self.exec.done.contains(&key) && self.may_begin_under(&placement, &record.spec) {
                 self.admit(key, &record, &placement);
             }
             return;
@@ -399,6 +408,16 @@ impl Peer {
         if unstarted {
             self.start(key, &record);
         }
+    }
+
+    /// False while the contact that the placement names is ours and was not renewed for half a grace: an attempt
+    /// begun now might be past its end already, as after a suspend. The owner says "look" again in a second.
+    fn may_begin_under(&self, placement: &Placement, spec: &JobSpec) -> bool {
+        let renewed = self.contacts.get(&placement.contact).and_then(|c| c.renewed);
+        renewed.is_none_or(|at| self.young_enough(at, spec))
+    }
+    fn young_enough(&self, renewed: Instant, spec: &JobSpec) -> bool {
+        spec.on_lost_contact.grace.is_none_or(|grace| self.now.mono.since(renewed) < grace.scale(1, 2))
     }
 
     fn admit(&mut self, key: AttemptKey, record: &JobRecord, placement: &Placement) {
@@ -450,6 +469,8 @@ impl Peer {
         if let Some(why) = refusal {
             return self.ended(key, Outcome::Refused(why), None, self.now.wall);
         }
+        let shares = self.exec.attempts.get(&key).map(|a| a.row.shares.clone()).unwrap_or_default();
+        self.watch_admit(key, &shares);
         self.save(key);
         self.start(key, record);
     }
@@ -460,7 +481,7 @@ impl Peer {
         let binding = attempt.row.binding;
         let renewed_at =
             self.contacts.get(&binding.0).filter(|c| c.incarnation == binding.1).and_then(|c| c.renewed);
-        let Some(renewed_at) = renewed_at else { return };
+        let Some(renewed_at) = renewed_at.filter(|at| self.young_enough(*at, &record.spec)) else { return };
         let spec = attempt.row.spec.clone();
         let start = StartCommand {
             key,

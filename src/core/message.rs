@@ -21,7 +21,7 @@ pub struct Ballot {
     pub round: u64,
     /// The proposer (empty only in the zero ballot).
     pub proposer: String,
-    /// The proposer's boot number.
+    /// Which life of the proposer: its disk and boot.
     pub boot: u64,
 }
 

@@ -17,10 +17,13 @@ pub mod peer;
 pub mod placement;
 mod propose;
 mod purpose;
+#[cfg(test)]
+mod register_tests;
 mod rehome;
 pub mod ring;
 mod rows;
 pub mod value;
+mod watch;
 
 pub use api::{
     BackendCommand, BackendEvent, ClientRequest, ClientResponse, CoreConfig, DiskImage, Input, Now, Output,

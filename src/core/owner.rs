@@ -152,15 +152,6 @@ impl Peer {
         homes.iter().find(|h| self.home_alive(h)).is_some_and(|h| h.peer == self.cfg.name)
     }
 
-    /// The very disk that the record names looks alive; the same peer with another disk is somebody else.
-    fn home_alive(&self, home: &Home) -> bool {
-        if home.peer == self.cfg.name {
-            return home.store == self.cfg.store;
-        }
-        self.view.members.get(&home.peer).is_some_and(|m| m.store == home.store)
-            && self.liveness(&home.peer) == Liveness::Alive
-    }
-
     /// Who acts as the job's owner, seen from here.
     pub(super) fn owner_of(&self, record: &JobRecord) -> Option<PeerName> {
         record.homes().iter().find(|h| self.home_alive(h)).map(|h| h.peer.clone())
@@ -534,8 +525,8 @@ impl Peer {
             Lapse::Take(expect) => {
                 self.freeing(job, true);
                 self.count("takeovers_tried");
-                // A nonce of this peer's own making: its boot and op counters never repeat.
-                let nonce = (self.cfg.boot, self.rng.u64());
+                // A nonce of this peer's own making.
+                let nonce = (self.life(), self.rng.u64());
                 let change = ContactChange::TakeOver { expect, nonce, by: self.cfg.name.clone() };
                 let purpose = Purpose::TakeOver(placement.contact, job);
                 self.propose(contact_origin(placement), Task::Contact(change), purpose, PATIENCE);

@@ -14,7 +14,8 @@ use super::owner::Owner;
 use super::propose::Proposer;
 use super::rehome::Keeper;
 use super::ring::Ring;
-use crate::base::{Instant, JobId, PeerName, Rng, Span};
+use super::watch::Watch;
+use crate::base::{Home, Instant, JobId, PeerName, Rng, Span};
 use crate::model::report::{Liveness, View};
 
 /// What wakes the core.
@@ -58,6 +59,7 @@ pub struct Peer {
     pub(super) ring: Ring,
     pub(super) disk_full: bool,
     pub(super) draining: bool,
+    pub(super) watch: Watch,
     counters: BTreeMap<&'static str, u64>,
 }
 
@@ -83,9 +85,11 @@ impl Peer {
             ring: Ring::default(),
             disk_full: false,
             draining: false,
+            watch: Watch::default(),
             counters: BTreeMap::new(),
             cfg,
         };
+        peer.begin_life();
         let live: Vec<JobId> =
             peer.acceptor.jobs().filter(|r| !r.state.is_final()).map(crate::model::JobRecord::id).collect();
         for job in live {
@@ -97,6 +101,23 @@ impl Peer {
         peer.restart_attempts();
         let out = std::mem::take(&mut peer.out);
         Ok((peer, out))
+    }
+
+    /// Numbers of this life begin at a random place. The boot number alone does not tell two lives apart: a peer
+    /// that comes back with an empty disk counts its boots from 1 again, and would mint the ids, series and
+    /// nonces of its first life once more.
+    fn begin_life(&mut self) {
+        // Below 2^52, so that every JSON reader keeps them exact.
+        let mut base = || self.rng.u64() >> 12;
+        (self.proposer.counter, self.contacts.counter) = (base(), base());
+        // Sequences of one life share their upper half: what an acceptor has forgotten is kept as a floor per life.
+        self.clients.counter = base() >> 32 << 32;
+    }
+
+    /// Names this life of the peer in ballots and nonces: its disk, then the boot of it.
+    pub(super) fn life(&self) -> u64 {
+        let store = self.cfg.store.0.first_chunk::<4>().copied().unwrap_or_default();
+        u64::from(u32::from_be_bytes(store)) << 32 | (self.cfg.boot & u64::from(u32::MAX))
     }
 
     /// One step. What is to be done comes in order; what is `durable` only after the writes before it.
@@ -139,6 +160,11 @@ impl Peer {
     /// All that this peer holds of one job beside its record, for a person who looks for a cause.
     pub fn explain(&self, job: &JobId) -> String {
         format!("{} {} {}", self.owner.explain(job), self.exec.explain(job), self.proposer.explain(job))
+    }
+
+    /// Named counters since this start, for the surface and the simulator.
+    pub fn counters(&self) -> &BTreeMap<&'static str, u64> {
+        &self.counters
     }
 
     fn run_timers(&mut self) {
@@ -250,12 +276,13 @@ impl Peer {
     pub(super) fn timer_in(&mut self, span: Span, timer: Timer) {
         self.timers.insert((self.now.mono + span, timer));
     }
-    /// How alive a member looks; oneself always does, a stranger never.
-    pub(super) fn liveness(&self, name: &PeerName) -> Liveness {
-        if *name == self.cfg.name {
-            return Liveness::Alive;
+    /// This home is there: its peer looks alive, and has the disk that the record was born on.
+    pub(super) fn home_alive(&self, home: &Home) -> bool {
+        if home.peer == self.cfg.name {
+            return home.store == self.cfg.store;
         }
-        self.view.members.get(name).map_or(Liveness::Lost, |m| m.liveness)
+        let member = self.view.members.get(&home.peer);
+        member.is_some_and(|m| m.store == home.store && m.liveness == Liveness::Alive)
     }
 
     pub(super) fn inspect(&self) -> InspectReport {

@@ -97,7 +97,12 @@ pub struct Op {
     pub(super) promises: BTreeMap<PeerName, Accepted>,
     pub(super) accepts: BTreeSet<PeerName>,
     pub(super) states: BTreeMap<PeerName, Accepted>,
+    /// Homes whose disk has never held the record: as good as an empty answer.
     pub(super) unknown: BTreeSet<PeerName>,
+    /// Homes that came back with another disk: no answer at all.
+    pub(super) gone: BTreeSet<PeerName>,
+    /// Prepare begins the register at homes that missed its creation.
+    pub(super) begins: bool,
     pub(super) forgotten: BTreeSet<PeerName>,
     pub(super) refusals: BTreeMap<PeerName, String>,
     pub(super) proposed: Option<(Value, Vec<u8>)>,
@@ -125,7 +130,7 @@ pub(super) struct Fast {
 /// All operations of this peer.
 #[derive(Default)]
 pub struct Proposer {
-    counter: u64,
+    pub(super) counter: u64,
     round_max: u64,
     pub(super) active: BTreeMap<u64, Op>,
     lines: BTreeMap<RecordKey, VecDeque<Op>>,
@@ -156,6 +161,7 @@ impl Op {
         self.states.clear();
         self.unknown.clear();
         self.forgotten.clear();
+        self.gone.clear();
         self.refusals.clear();
     }
     pub(super) fn answered(&self) -> usize {
@@ -181,7 +187,7 @@ impl Peer {
     /// Begins an operation, or puts it in the register's line.
     pub(super) fn propose(&mut self, origin: Origin, task: Task, purpose: Purpose, patience: Span) {
         self.proposer.counter += 1;
-        let id = (self.cfg.boot << 40) | self.proposer.counter;
+        let id = self.proposer.counter;
         let (generation, homes) = self.place_of(&origin);
         let op = Op {
             id,
@@ -197,6 +203,8 @@ impl Peer {
             states: BTreeMap::new(),
             unknown: BTreeSet::new(),
             forgotten: BTreeSet::new(),
+            gone: BTreeSet::new(),
+            begins: false,
             refusals: BTreeMap::new(),
             proposed: None,
             refused: None,
@@ -226,17 +234,21 @@ impl Peer {
 
     fn op_begin(&mut self, mut op: Op) {
         self.timers.insert((op.deadline, Timer::OpDeadline(op.id)));
-        let key = op.origin.key();
         // It may have waited in line while the record moved.
         (op.generation, op.homes) = self.place_of(&op.origin);
-        let fast = self.proposer.fast.get(&key).filter(|f| f.generation == op.generation).cloned();
+        // A right is for one change: whatever comes of this one, its ballot is never used for another value.
+        let fast = match op.task {
+            Task::Job(_) | Task::Contact(_) => self.proposer.fast.remove(&op.origin.key()),
+            _ => None,
+        };
+        let fast = fast.filter(|f| f.generation == op.generation);
         match (&op.task, fast) {
             (Task::Create(value, Fresh::Yes), _) => match value.encode() {
                 Ok(bytes) => {
                     op.proposed = Some(((**value).clone(), bytes));
                     // Only the minter proposes under a first-round ballot of its own, and the id is fresh:
                     // no lower ballot exists, so the first accept needs no prepare.
-                    op.ballot = Ballot { round: 1, proposer: self.cfg.name.to_string(), boot: self.cfg.boot };
+                    op.ballot = Ballot { round: 1, proposer: self.cfg.name.to_string(), boot: self.life() };
                     self.op_accept(op);
                 }
                 Err(why) => self.op_end(op, OpResult::Rejected(why.to_string())),
@@ -272,7 +284,7 @@ impl Peer {
         op.ballot = Ballot {
             round: self.proposer.round_max.max(2),
             proposer: self.cfg.name.to_string(),
-            boot: self.cfg.boot,
+            boot: self.life(),
         };
         self.proposer.round_max = op.ballot.round;
         op.phase = Phase::Preparing;
@@ -301,7 +313,7 @@ impl Peer {
             (Phase::Forgetting, _) => RegisterBody::Forget,
             (Phase::Preparing, _) => RegisterBody::Prepare {
                 ballot: op.ballot.clone(),
-                origin: creates.then(|| op.origin.clone()),
+                origin: (creates || op.begins).then(|| op.origin.clone()),
             },
             (Phase::Accepting, Some((_, bytes))) => RegisterBody::Accept {
                 ballot: op.ballot.clone(),
@@ -322,6 +334,7 @@ impl Peer {
                 || op.accepts.contains(&home.peer)
                 || op.states.contains_key(&home.peer)
                 || op.forgotten.contains(&home.peer)
+                || op.gone.contains(&home.peer)
                 // In a later generation a home that does not know the record learns it meanwhile.
                 || (op.unknown.contains(&home.peer) && generation == 0);
             if done {
@@ -354,6 +367,7 @@ impl Peer {
     pub(super) fn on_register(&mut self, from: PeerName, request: RegisterRequest) {
         let room = Room { disk_full: self.disk_full, jobs_max: self.cfg.jobs_max };
         let me = self.cfg.name.clone();
+        self.watch_accept(&request);
         let handled = self.acceptor.handle((&me, self.cfg.store), &from, &request, room);
         // Every answer speaks of what this disk holds, so it waits for the writes before it even when it
         // writes nothing itself: a repeated accept, or a read, may find a value that is not synced yet.
@@ -398,8 +412,11 @@ impl Peer {
             AnswerBody::State { accepted } if op.phase == Phase::Reading => {
                 op.states.insert(from, accepted);
             }
-            AnswerBody::Unknown => {
+            AnswerBody::Unknown if speaks => {
                 op.unknown.insert(from);
+            }
+            AnswerBody::Unknown => {
+                op.gone.insert(from);
             }
             AnswerBody::Forgotten => {
                 op.forgotten.insert(from);
@@ -438,7 +455,7 @@ impl Peer {
         self.proposer.active.insert(op.id, op);
     }
 
-    fn op_advance(&mut self, op: Op) {
+    fn op_advance(&mut self, mut op: Op) {
         let majority = op.majority();
         let homes = op.homes.len();
         if op.phase == Phase::Forgetting {
@@ -469,6 +486,18 @@ impl Peer {
         match op.phase {
             Phase::Reading => self.op_read_advance(op),
             Phase::Preparing if op.promises.len() >= majority => self.op_promised(op),
+            // Some hold it, the others have missed its creation, and no more are there to ask: with its certified
+            // origin those begin it now. Their disks have held nothing of it, so their promise is as good as any.
+            Phase::Preparing
+                if op.generation == 0
+                    && !op.begins
+                    && !op.promises.is_empty()
+                    && op.promises.len() + op.unknown.len() >= majority =>
+            {
+                op.begins = true;
+                op.unknown.clear();
+                self.op_send(op);
+            }
             Phase::Accepting
                 if op.accepts.len() >= enough || (op.installs && op.accepts.len() >= majority) =>
             {
@@ -486,7 +515,8 @@ impl Peer {
 
     fn op_read_advance(&mut self, op: Op) {
         let majority = op.majority();
-        let silent = op.homes.len() - op.states.len() - op.unknown.len() - op.forgotten.len();
+        let without = op.unknown.len() + op.gone.len() + op.forgotten.len();
+        let silent = op.homes.len().saturating_sub(op.states.len() + without);
         let mut best: BTreeMap<&Ballot, usize> = BTreeMap::new();
         for (ballot, _) in op.states.values().flatten() {
             *best.entry(ballot).or_default() += 1;
@@ -505,7 +535,7 @@ impl Peer {
         if empty >= majority && op.generation == 0 {
             return self.op_end(op, OpResult::Missing);
         }
-        if op.states.len() >= majority && most + silent < majority {
+        if op.states.len() + op.unknown.len() >= majority && most + silent < majority {
             // No ballot can reach a majority any more: settle the newest by writing it back.
             return self.op_prepare(op);
         }
@@ -587,8 +617,11 @@ impl Peer {
     pub(super) fn op_end(&mut self, op: Op, result: OpResult) {
         self.proposer.active.remove(&op.id);
         let key = op.origin.key();
-        if !matches!(result, OpResult::Value { .. }) {
-            self.proposer.fast.remove(&key);
+        match &result {
+            OpResult::Value { value, .. } => self.watch_chosen(&key, value),
+            _ => {
+                self.proposer.fast.remove(&key);
+            }
         }
         if let (OpResult::Forgotten, RecordKey::Job(job)) = (&result, &key) {
             self.proposer.moved.remove(&key);
@@ -619,7 +652,9 @@ impl Peer {
             }
             Timer::OpRetry(_) if op.phase == Phase::BackOff => self.op_prepare(op),
             Timer::OpRetry(_) if op.phase == Phase::Forgetting => self.op_advance(op),
-            Timer::OpResend(_) if op.phase == Phase::Reading && op.states.len() >= op.majority() => {
+            Timer::OpResend(_)
+                if op.phase == Phase::Reading && op.states.len() + op.unknown.len() >= op.majority() =>
+            {
                 self.op_prepare(op);
             }
             Timer::OpResend(_) if op.phase != Phase::BackOff => {

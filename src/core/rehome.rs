@@ -138,7 +138,7 @@ impl Peer {
         // Members that are merely away stay where too few others are there.
         let gone = |h: &&Home| self.view.members.get(&h.peer).is_none_or(|m| m.store != h.store);
         let smaller = next.len() < homes.len() && homes.iter().filter(gone).count() == 0;
-        let alive = next.iter().filter(|h| self.liveness(&h.peer) == Liveness::Alive).count();
+        let alive = next.iter().filter(|h| self.home_alive(h)).count();
         let same = next.len() == homes.len() && next.iter().all(|h| homes.contains(h));
         (!next.is_empty() && !same && !smaller && alive > next.len() / 2).then_some(next)
     }

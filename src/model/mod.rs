@@ -4,6 +4,7 @@
 pub mod config;
 pub mod gpu;
 pub mod input;
+pub mod invariants;
 #[cfg(test)]
 mod pages_tests;
 pub mod record;

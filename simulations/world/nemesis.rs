@@ -1,0 +1,305 @@
+//! Faults, each from a process of its own that draws when, where and for how long from the seed.
+
+use starling::base::{Instant, Span, StoreId};
+use starling::core::{DiskImage, Input};
+
+use super::network::Cut;
+use super::scenario::Bug;
+use super::{Event, GAP, World};
+
+/// What strikes next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Fault {
+    Crash,
+    Churn(usize),
+    Partition,
+    Flap,
+    Suspend,
+    Stall,
+    SlowDisk,
+    FullDisk,
+    LostDisk,
+}
+
+impl World {
+    /// An exponentially distributed span.
+    pub(super) fn around(&mut self, mean: Span) -> Span {
+        let u = self.rng.unit().max(1e-9);
+        Span((-(u.ln()) * mean.0 as f64) as u64 + 1)
+    }
+
+    fn mean(&self, fault: Fault) -> Span {
+        let faults = &self.scenario.faults;
+        match fault {
+            Fault::Crash => faults.crash,
+            Fault::Churn(_) => faults.churn,
+            Fault::Partition => faults.partition,
+            Fault::Flap => faults.flap,
+            Fault::Suspend => faults.suspend,
+            Fault::Stall => faults.stall,
+            Fault::SlowDisk => faults.slow_disk,
+            Fault::FullDisk => faults.full_disk,
+            Fault::LostDisk => faults.lost_disk,
+        }
+    }
+
+    pub(super) fn unleash(&mut self) {
+        let single = [
+            Fault::Crash,
+            Fault::Partition,
+            Fault::Flap,
+            Fault::Suspend,
+            Fault::Stall,
+            Fault::SlowDisk,
+            Fault::FullDisk,
+            Fault::LostDisk,
+        ];
+        let spot = (0..self.machines.len()).filter(|i| i % 3 == 1).map(Fault::Churn);
+        for fault in single.into_iter().chain(spot) {
+            self.again(fault, Span::secs(2));
+        }
+    }
+
+    fn again(&mut self, fault: Fault, after: Span) {
+        let mean = self.mean(fault);
+        if mean > Span::ZERO {
+            let wait = after + self.around(mean);
+            self.at(wait, Event::Fault(fault));
+        }
+    }
+
+    pub(super) fn strike(&mut self, fault: Fault) {
+        if self.healed {
+            return;
+        }
+        let i = self.rng.below(self.machines.len() as u64) as usize;
+        match fault {
+            Fault::Crash => self.crash(i, "crash", Span::secs(8)),
+            Fault::Churn(spot) => self.crash(spot, "churn", Span::secs(4)),
+            Fault::Partition => self.partition(),
+            Fault::Flap => self.begin_flap(),
+            Fault::Suspend => self.pause(i, true),
+            Fault::Stall => self.pause(i, false),
+            Fault::SlowDisk => self.slow_disk(i),
+            Fault::FullDisk => self.fill_disk(i),
+            Fault::LostDisk => return self.lose_disk(i),
+        }
+        self.again(fault, Span::ZERO);
+    }
+
+    pub(super) fn fault(&mut self, kind: &'static str) {
+        *self.faults.entry(kind).or_default() += 1;
+    }
+
+    // Processes and machines.
+
+    /// The peer's process is killed, three times in ten with its whole machine.
+    fn crash(&mut self, i: usize, kind: &'static str, away: Span) {
+        if self.machines[i].core.is_none() || self.machines[i].asleep.is_some() {
+            return;
+        }
+        let machine_too = self.rng.chance(0.3);
+        self.fault(kind);
+        self.note(|w| format!("{} CRASHES, machine too: {machine_too}", w.machines[i].name));
+        self.stop_process(i);
+        if machine_too {
+            self.stop_machine(i);
+        }
+        let back = Span::millis(200) + self.around(away);
+        self.at(back, Event::Restart(i));
+    }
+
+    pub(super) fn crash_at_write(&mut self, i: usize) {
+        self.crash(i, "crash-at-write", Span::secs(2));
+    }
+
+    /// At most one disk of a home set may be lost at a time, so a run loses one.
+    fn lose_disk(&mut self, i: usize) {
+        if self.machines[i].core.is_none() || self.machines[i].asleep.is_some() {
+            return self.again(Fault::LostDisk, Span::ZERO);
+        }
+        self.fault("lost-disk");
+        self.stop_process(i);
+        // The guards' folder may be on that disk, too: then the machine was replaced.
+        let machine_too = self.rng.chance(0.5);
+        if machine_too {
+            self.stop_machine(i);
+        }
+        let store = StoreId(self.rng.bytes16());
+        let as_old = self.scenario.bug == Some(Bug::NewDiskAsOld);
+        let m = &mut self.machines[i];
+        (m.disk, m.flushed) = (DiskImage::default(), DiskImage::default());
+        if machine_too {
+            m.ended.clear();
+            m.ever_started.clear();
+        }
+        if !as_old {
+            (m.store, m.boot) = (store, 0);
+        }
+        m.published.clear();
+        self.note(|w| format!("{} LOSES ITS DISK, machine too: {machine_too}", w.machines[i].name));
+        let back = Span::millis(200) + self.around(Span::secs(6));
+        self.at(back, Event::Restart(i));
+    }
+
+    /// A whole machine is suspended, or only the peer's process is stopped: often for longer than a grace.
+    fn pause(&mut self, i: usize, whole: bool) {
+        let t = self.t;
+        let mean = self.scenario.grace.scale(5, 4);
+        let m = &mut self.machines[i];
+        if m.core.is_none() || m.asleep.is_some() || m.stalled {
+            return;
+        }
+        m.pause += 1;
+        if whole {
+            m.asleep = Some(t);
+        } else {
+            m.stalled = true;
+        }
+        let pause = m.pause;
+        self.fault(if whole { "suspend" } else { "stall" });
+        let takes = Span::millis(300) + self.around(mean);
+        self.note(|w| format!("{} SLEEPS {takes}, whole machine: {whole}", w.machines[i].name));
+        self.at(takes, Event::Resume(i, pause));
+    }
+
+    pub(super) fn resume(&mut self, i: usize, pause: Option<u64>) {
+        let t = self.t;
+        let m = &mut self.machines[i];
+        if pause.is_some_and(|p| p != m.pause) {
+            return;
+        }
+        if let Some(since) = m.asleep.take() {
+            let slept = t.since(since);
+            m.slept += slept;
+            m.woke_at = t;
+            for running in m.attempts.values_mut() {
+                running.done_at = running.done_at + slept;
+            }
+            self.at(GAP, Event::GapOver(i));
+            self.note(|w| format!("{} WAKES", w.machines[i].name));
+            // A job that wakes may write before the guard has looked.
+            let keys: Vec<_> = self.machines[i].attempts.keys().copied().collect();
+            for key in keys {
+                let at = Span(self.rng.below(20_000));
+                self.at(at, Event::PublishDue(i, key));
+            }
+        }
+        self.machines[i].stalled = false;
+        for event in std::mem::take(&mut self.machines[i].parked) {
+            let at = Span(self.rng.below(30_000));
+            self.at(at, event);
+        }
+    }
+
+    // Disks.
+
+    fn slow_disk(&mut self, i: usize) {
+        self.fault("slow-disk");
+        let by = Span(self.rng.below(3_000_000));
+        self.machines[i].slow = by;
+        let lasts = self.around(Span::secs(8));
+        self.at(lasts, Event::DiskEasy(i));
+    }
+
+    fn fill_disk(&mut self, i: usize) {
+        if !self.runs(i) || self.machines[i].full {
+            return;
+        }
+        self.fault("full-disk");
+        self.set_full(i, true);
+        let lasts = self.around(Span::secs(8));
+        self.at(lasts, Event::DiskFree(i));
+    }
+
+    pub(super) fn set_full(&mut self, i: usize, full: bool) {
+        let t = self.t;
+        if self.machines[i].full != full {
+            self.machines[i].full = full;
+            self.machines[i].publish(t, |soft| soft.disk_full = full);
+            self.input(i, Input::DiskFull(full));
+        }
+    }
+
+    // Links.
+
+    fn cut_for(&mut self, cut: Cut, lasts: Span) {
+        self.net.next_cut += 1;
+        let id = self.net.next_cut;
+        self.note(|_| format!("CUT {id} for {lasts}: {cut:?}"));
+        self.net.cuts.insert(id, cut);
+        self.at(lasts, Event::HealOne(id));
+    }
+
+    fn two(&mut self) -> Option<(usize, usize)> {
+        let n = self.machines.len() as u64;
+        let (a, step) = (self.rng.below(n), 1 + self.rng.below(n.max(2) - 1));
+        (n > 1).then(|| (a as usize, ((a + step) % n) as usize))
+    }
+
+    fn partition(&mut self) {
+        let n = self.machines.len();
+        let Some((a, b)) = self.two() else { return };
+        let one_way = self.rng.chance(0.35);
+        let cut = match self.rng.below(5) {
+            0 | 1 => Cut::Sides { side: (0..n).map(|_| self.rng.chance(0.5)).collect(), one_way },
+            2 => {
+                let inside = self.rng.chance(0.5);
+                Cut::Sides { side: (0..n).map(|i| (i == a) == inside).collect(), one_way }
+            }
+            3 => Cut::Pair { a, b, one_way },
+            _ => Cut::Ring { reach: (n / 4).max(1) },
+        };
+        self.fault(match (&cut, one_way) {
+            (Cut::Pair { .. }, _) => "cut-pair",
+            (Cut::Ring { .. }, _) => "cut-ring",
+            (_, true) => "cut-one-way",
+            (_, false) => "cut-sides",
+        });
+        let lasts = self.around(Span::secs(9));
+        self.cut_for(cut, lasts);
+        if self.rng.chance(0.2) {
+            // Heal, then cut again at once.
+            let again = lasts + Span(self.rng.below(300_000));
+            self.at(again, Event::Fault(Fault::Partition));
+        }
+    }
+
+    fn begin_flap(&mut self) {
+        let Some((a, b)) = self.two() else { return };
+        self.fault("flap");
+        let times = 4 + self.rng.below(16) as u32;
+        self.at(Span(1), Event::Flap { a, b, left: times });
+    }
+
+    pub(super) fn flap(&mut self, a: usize, b: usize, left: u32) {
+        if self.healed || left == 0 {
+            return;
+        }
+        let down = Span(30_000 + self.rng.below(1_500_000));
+        let up = Span(30_000 + self.rng.below(1_500_000));
+        self.cut_for(Cut::Pair { a, b, one_way: false }, down);
+        self.at(down + up, Event::Flap { a, b, left: left - 1 });
+    }
+
+    /// The end of the safety phase: everything that was broken works again, whatever it was.
+    pub(super) fn heal_all(&mut self) {
+        self.healed = true;
+        self.healed_at = self.t;
+        self.net.cuts.clear();
+        self.note(|_| "HEALS".into());
+        for i in 0..self.machines.len() {
+            self.machines[i].slow = Span::ZERO;
+            self.resume(i, None);
+            self.set_full(i, false);
+            if self.machines[i].core.is_none() {
+                self.boot(i);
+            }
+        }
+        self.at(Span::millis(200), Event::Check);
+    }
+
+    pub(super) fn slept_past(&self, i: usize, since: Instant) -> bool {
+        self.t.since(since) <= GAP && self.machines[i].woke_at == since
+    }
+}

@@ -1,0 +1,296 @@
+//! What a run is made of, all of it drawn from the seed: sizes, faults, or one planted bug.
+
+use std::sync::Arc;
+
+use starling::base::{Rng, Span};
+
+use super::network::RttMatrix;
+
+/// One run.
+#[derive(Debug, Clone)]
+pub struct Scenario {
+    pub seed: u64,
+    pub peers: usize,
+    pub jobs: usize,
+    /// Faults are injected for this long; then the world heals.
+    pub chaos_for: Span,
+    /// Grace of all jobs.
+    pub grace: Span,
+    /// Renewal period of the contacts.
+    pub renew_every: Span,
+    /// Longest work of one attempt.
+    pub work_max: Span,
+    /// Clock rates differ from true time by up to this many thousandths; the core is told 10.
+    pub drift_milli: u64,
+    pub faults: Faults,
+    /// A planted bug, to show that the judge finds it.
+    pub bug: Option<Bug>,
+    /// Round trips between regions; generated where none is given.
+    pub rtt: Option<Arc<RttMatrix>>,
+    /// Print what happens.
+    pub trace: bool,
+}
+
+/// Which faults a seed enables, and how hard ("swarm": a run with every fault at once hides what a run
+/// with three of them shows). Zero is off.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Faults {
+    /// Chance of a message to be lost; to come twice; to come again many seconds later; to be very late.
+    pub loss: f64,
+    pub duplicate: f64,
+    pub late_duplicate: f64,
+    pub reorder: f64,
+    /// Mean time between crashes of some peer, with or without its machine.
+    pub crash: Span,
+    /// A third of the peers are spot machines, each gone about this often.
+    pub churn: Span,
+    /// Chance of a crash around one batch of writes, before or after it is on disk.
+    pub crash_at_write: f64,
+    /// Mean time between cuts: halves, one alone, one pair, a ring; one way or both.
+    pub partition: Span,
+    /// Mean time between links that begin to flap.
+    pub flap: Span,
+    /// Mean time between suspended machines (everything on them pauses, the clock runs on).
+    pub suspend: Span,
+    /// Mean time between stopped peer processes (guards and jobs go on).
+    pub stall: Span,
+    /// Mean time between disks that become slow, up to seconds per sync.
+    pub slow_disk: Span,
+    /// Mean time between disks that become full.
+    pub full_disk: Span,
+    /// One peer comes back with an empty disk, this long after the start or later.
+    pub lost_disk: Span,
+    /// Views lag by up to this.
+    pub stale_gossip: Span,
+}
+
+/// Names for `--without`, in the order of `Faults`.
+pub const FAULTS: [&str; 15] = [
+    "loss",
+    "duplicate",
+    "late-duplicate",
+    "reorder",
+    "crash",
+    "churn",
+    "crash-at-write",
+    "partition",
+    "flap",
+    "suspend",
+    "stall",
+    "slow-disk",
+    "full-disk",
+    "lost-disk",
+    "stale-gossip",
+];
+
+impl Faults {
+    pub const NONE: Faults = Faults {
+        loss: 0.0,
+        duplicate: 0.0,
+        late_duplicate: 0.0,
+        reorder: 0.0,
+        crash: Span::ZERO,
+        churn: Span::ZERO,
+        crash_at_write: 0.0,
+        partition: Span::ZERO,
+        flap: Span::ZERO,
+        suspend: Span::ZERO,
+        stall: Span::ZERO,
+        slow_disk: Span::ZERO,
+        full_disk: Span::ZERO,
+        lost_disk: Span::ZERO,
+        stale_gossip: Span::ZERO,
+    };
+
+    /// Each fault is on in about half of the seeds, at an intensity of its own.
+    pub fn draw(rng: &mut Rng) -> Self {
+        let mut chance = |p: f64, max: f64| {
+            let (on, x) = (rng.chance(p), rng.unit());
+            if on { max * x * x } else { 0.0 }
+        };
+        let (loss, duplicate) = (chance(0.6, 0.15), chance(0.5, 0.15));
+        let (late_duplicate, reorder) = (chance(0.5, 0.02), chance(0.5, 0.05));
+        let crash_at_write = chance(0.4, 0.004);
+        let mut every = |p: f64, low: u64, high: u64| {
+            let (on, x) = (rng.chance(p), rng.unit());
+            let secs = low as f64 * (high as f64 / low as f64).powf(x);
+            if on { Span((secs * 1e6) as u64) } else { Span::ZERO }
+        };
+        Faults {
+            loss,
+            duplicate,
+            late_duplicate,
+            reorder,
+            crash: every(0.6, 3, 30),
+            churn: every(0.3, 6, 40),
+            crash_at_write,
+            partition: every(0.6, 4, 30),
+            flap: every(0.3, 5, 30),
+            suspend: every(0.4, 6, 40),
+            stall: every(0.4, 6, 40),
+            slow_disk: every(0.4, 5, 30),
+            full_disk: every(0.25, 8, 40),
+            lost_disk: every(0.35, 5, 40),
+            stale_gossip: every(0.4, 1, 8),
+        }
+    }
+
+    /// The same without one of them; false where there is none of that name.
+    pub fn without(&mut self, name: &str) -> bool {
+        let none = Self::NONE;
+        match name {
+            "loss" => self.loss = none.loss,
+            "duplicate" => self.duplicate = none.duplicate,
+            "late-duplicate" => self.late_duplicate = none.late_duplicate,
+            "reorder" => self.reorder = none.reorder,
+            "crash" => self.crash = none.crash,
+            "churn" => self.churn = none.churn,
+            "crash-at-write" => self.crash_at_write = none.crash_at_write,
+            "partition" => self.partition = none.partition,
+            "flap" => self.flap = none.flap,
+            "suspend" => self.suspend = none.suspend,
+            "stall" => self.stall = none.stall,
+            "slow-disk" => self.slow_disk = none.slow_disk,
+            "full-disk" => self.full_disk = none.full_disk,
+            "lost-disk" => self.lost_disk = none.lost_disk,
+            "stale-gossip" => self.stale_gossip = none.stale_gossip,
+            _ => return false,
+        }
+        true
+    }
+}
+
+/// Bugs that the world can plant around the core: in the guard, the disk, the clock, the wire, the API.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Bug {
+    /// Attempts have no guard: nothing stops them at their deadline.
+    NoGuard,
+    /// The guard stops them half a grace too late.
+    GuardLate,
+    /// The guard's clock stands still while the machine is suspended.
+    SuspendWithoutBoottime,
+    /// The guard counts a renewal from its answer, not from its request.
+    LeaseFromReply,
+    /// The guard takes a renewal of any contact and incarnation for its own.
+    AnyRenewal,
+    /// Clocks are off by 200 thousandths, the core is told 10.
+    Drift,
+    /// A crash loses what the disk had confirmed.
+    LyingDisk,
+    /// Answers leave before their writes are on disk.
+    AnswersUnsynced,
+    /// A peer with an empty disk answers under its old store id.
+    NewDiskAsOld,
+    /// The boot number is not counted: nonces, ballots and operation numbers come again.
+    BootForgotten,
+    /// "Closed" and the run token are lost in a crash.
+    ClosedLost,
+    /// Some acceptor's yes is made up by the network: confirmed by less than a majority.
+    ForgedAccept,
+    /// A read is answered from one peer's last accepted value.
+    StaleRead,
+}
+
+impl Bug {
+    pub const ALL: [Bug; 13] = [
+        Bug::NoGuard,
+        Bug::GuardLate,
+        Bug::SuspendWithoutBoottime,
+        Bug::LeaseFromReply,
+        Bug::AnyRenewal,
+        Bug::Drift,
+        Bug::LyingDisk,
+        Bug::AnswersUnsynced,
+        Bug::NewDiskAsOld,
+        Bug::BootForgotten,
+        Bug::ClosedLost,
+        Bug::ForgedAccept,
+        Bug::StaleRead,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Bug::NoGuard => "no-guard",
+            Bug::GuardLate => "guard-late",
+            Bug::SuspendWithoutBoottime => "suspend-without-boottime",
+            Bug::LeaseFromReply => "lease-from-reply",
+            Bug::AnyRenewal => "any-renewal",
+            Bug::Drift => "drift",
+            Bug::LyingDisk => "lying-disk",
+            Bug::AnswersUnsynced => "answers-unsynced",
+            Bug::NewDiskAsOld => "new-disk-as-old",
+            Bug::BootForgotten => "boot-forgotten",
+            Bug::ClosedLost => "closed-lost",
+            Bug::ForgedAccept => "forged-accept",
+            Bug::StaleRead => "stale-read",
+        }
+    }
+
+    pub fn named(name: &str) -> Option<Bug> {
+        Bug::ALL.into_iter().find(|b| b.name() == name)
+    }
+}
+
+/// What a caller may fix; the rest comes from the seed.
+#[derive(Debug, Clone, Default)]
+pub struct Fixed {
+    pub peers: Option<usize>,
+    pub jobs: Option<usize>,
+    pub bug: Option<Bug>,
+    pub rtt: Option<Arc<RttMatrix>>,
+    pub without: Vec<String>,
+    pub trace: bool,
+}
+
+impl Scenario {
+    /// The run of one seed.
+    pub fn draw(seed: u64, fixed: &Fixed) -> Self {
+        let mut rng = Rng::new(seed ^ 0x5363_656e_6172_696f);
+        let peers = [1, 2, 3, 3, 4, 5, 5, 5, 6, 7][rng.below(10) as usize];
+        let peers = fixed.peers.unwrap_or(peers);
+        let few = peers < 3;
+        let jobs = if few { 3 + rng.below(4) } else { 6 + rng.below(10) };
+        let mut faults = Faults::draw(&mut rng);
+        if few {
+            // A record of one or two homes does not outlive one of their disks.
+            faults.lost_disk = Span::ZERO;
+        }
+        for name in &fixed.without {
+            faults.without(name);
+        }
+        let grace = Span::millis(4_000 + rng.below(8_000));
+        let chaos_for = Span::secs(25 + rng.below(40));
+        let big = peers as u64 / 100;
+        Scenario {
+            seed,
+            peers,
+            jobs: fixed.jobs.unwrap_or(jobs as usize),
+            chaos_for,
+            grace: grace + Span::secs(3 * big),
+            renew_every: Span::secs(1) + Span::millis(400 * big),
+            work_max: Span::secs(18),
+            drift_milli: if fixed.bug == Some(Bug::Drift) { 200 } else { rng.below(11) },
+            faults,
+            bug: fixed.bug,
+            rtt: fixed.rtt.clone(),
+            trace: fixed.trace,
+        }
+    }
+
+    /// A home waits this long before it takes a silent contact over.
+    pub fn takeover_after(&self) -> Span {
+        self.grace.scale(1020, 1000) + MARGIN
+    }
+
+    /// After the world has healed every job must be final within this: two takeovers in a row, operations
+    /// that run into their patience, claims and back-off, and the work itself, queued.
+    pub fn settle_bound(&self) -> Span {
+        let rounds = 2 + self.jobs.div_ceil(self.peers) as u64;
+        self.takeover_after().scale(2, 1) + Span::secs(50) + self.work_max.scale(rounds, 1)
+    }
+}
+
+/// Time that killing an attempt may take, as the core is told.
+pub const MARGIN: Span = Span::millis(1500);
+/// Clock rates are off by at most so many thousandths, as the core is told.
+pub const RHO_MILLI: u64 = 10;

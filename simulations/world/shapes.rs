@@ -1,0 +1,59 @@
+//! The clusters and jobs of the simulated world.
+
+use std::collections::BTreeMap;
+
+use starling::base::Span;
+use starling::base::units::{Bytes, MilliCpu};
+use starling::model::report::CapacityReport;
+use starling::model::spec::{Communication, JobSpec, OnLostContact, PlacementSpec, Run, Then};
+use starling::model::{NodeCapacity, Resources};
+
+/// GPUs of one cluster.
+pub const GPUS: u32 = 8;
+
+pub fn nodes() -> Vec<NodeCapacity> {
+    vec![NodeCapacity {
+        name: "n".into(),
+        count: 1,
+        gpu_model: Some("A100-80G".into()),
+        gpus: GPUS,
+        gpu_memory: Bytes::gib(80),
+        cpus: MilliCpu(64_000),
+        memory: Bytes::gib(512),
+        declared: true,
+    }]
+}
+
+pub fn capacity(region: usize) -> CapacityReport {
+    CapacityReport {
+        backend: "fake".into(),
+        region: format!("r{region}"),
+        zone: String::new(),
+        labels: BTreeMap::new(),
+        price_milli: 2_000,
+        pue_milli: 1_200,
+        nodes: nodes(),
+        container_runtime: None,
+    }
+}
+
+pub fn spec(name: &str, gpus: u32, grace: Span) -> JobSpec {
+    JobSpec {
+        name: name.into(),
+        tenant: "default".into(),
+        priority: 50,
+        resources: Resources { gpus, gpu: vec![], cpus: MilliCpu(1000), memory: Bytes(0) },
+        nodes: 1,
+        run: Run::Argv(vec!["work".into()]),
+        env: BTreeMap::new(),
+        workdir: None,
+        image: None,
+        data: vec![],
+        checkpoint: None,
+        communication: Communication::Sync,
+        max_runtime: None,
+        retries: 0,
+        on_lost_contact: OnLostContact { grace: Some(grace), then: Then::Restart },
+        placement: PlacementSpec::default(),
+    }
+}

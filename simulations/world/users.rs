@@ -1,0 +1,242 @@
+//! Users of the simulated mesh: they submit, read and cancel through any peer, attempts publish
+//! checkpoints, and every answer goes into a history that is checked for linearizability.
+
+use std::collections::BTreeMap;
+
+use starling::base::{JobId, Span};
+use starling::core::api::{AttemptKey, ClientError};
+use starling::core::{ClientRequest, ClientResponse, Input};
+use starling::model::JobRecord;
+
+use super::scenario::Bug;
+use super::{Event, World, shapes};
+use crate::linear::Interval;
+use crate::linear_job::{Ask, Op, Told};
+
+/// What a user does next, about the nth job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Act {
+    Submit(usize),
+    Read(usize),
+    Cancel(usize),
+    /// The judge reads it after the world has healed.
+    LastRead(usize),
+}
+
+/// A job as its users know it.
+#[derive(Debug, Clone, Default)]
+pub struct UserJob {
+    /// Known once somebody was told.
+    pub id: Option<JobId>,
+    /// A submit was answered: from then on the job must never be lost.
+    pub answered: bool,
+    pub key: Option<String>,
+    /// The peer and disk that keep the key.
+    keeper: Option<(usize, starling::base::StoreId)>,
+    pub cancelled: bool,
+    pub ops: Vec<Op>,
+    /// Records read after the world healed, by different peers.
+    pub last: Vec<JobRecord>,
+}
+
+struct Asked {
+    job: usize,
+    op: usize,
+    peer: usize,
+    last: bool,
+}
+
+/// All users.
+#[derive(Default)]
+pub struct Users {
+    pub jobs: Vec<UserJob>,
+    waiting: BTreeMap<u64, Asked>,
+    tokens: u64,
+    pub by_id: BTreeMap<JobId, usize>,
+    pub refused: usize,
+    /// Reads of the last round that have not found an end yet.
+    pub last_open: usize,
+}
+
+impl World {
+    pub(super) fn employ_users(&mut self) {
+        let chaos = self.scenario.chaos_for;
+        self.users.jobs = vec![UserJob::default(); self.scenario.jobs];
+        for n in 0..self.scenario.jobs {
+            let when = Span::secs(3) + Span(self.rng.below(chaos.0.saturating_sub(4_000_000).max(1)));
+            self.at(when, Event::User(Act::Submit(n)));
+            for _ in 0..1 + self.rng.below(8) {
+                let read = when + Span(self.rng.below(25_000_000));
+                self.at(read, Event::User(Act::Read(n)));
+            }
+            if self.rng.chance(0.15) {
+                let cancel = when + Span(self.rng.below(20_000_000));
+                self.at(cancel, Event::User(Act::Cancel(n)));
+            }
+        }
+    }
+
+    fn any_peer(&mut self) -> Option<usize> {
+        let first = self.rng.below(self.machines.len() as u64) as usize;
+        let n = self.machines.len();
+        (0..n).map(|k| (first + k) % n).find(|&i| self.runs(i))
+    }
+
+    pub(super) fn user(&mut self, act: Act) {
+        match act {
+            Act::Submit(n) => self.submit(n),
+            Act::Read(n) | Act::LastRead(n) => {
+                let Some(job) = self.users.jobs[n].id else { return };
+                let Some(i) = self.any_peer() else { return };
+                self.ask(i, n, Ask::Get, ClientRequest::Get { job }, matches!(act, Act::LastRead(_)));
+            }
+            Act::Cancel(n) => {
+                let Some(job) = self.users.jobs[n].id else { return };
+                let Some(i) = self.any_peer() else { return };
+                self.users.jobs[n].cancelled = true;
+                self.ask(i, n, Ask::Cancel, ClientRequest::Cancel { job, by: format!("user {n}") }, false);
+            }
+        }
+    }
+
+    /// A job with a key is tried again at the peer that keeps the key, until it is answered.
+    fn submit(&mut self, n: usize) {
+        let job = self.users.jobs[n].clone();
+        if job.answered || self.healed {
+            return;
+        }
+        let i = match job.keeper {
+            Some((i, store)) if !self.runs(i) || self.machines[i].store != store => return,
+            Some((i, _)) => i,
+            None => match self.any_peer() {
+                Some(i) => i,
+                None => return,
+            },
+        };
+        let mut shape = starling::base::Rng::new(self.scenario.seed ^ (n as u64) << 32);
+        let gpus = [1, 1, 2, 4, 8][shape.below(5) as usize];
+        let spec = Box::new(shapes::spec(&format!("job-{n}"), gpus, self.scenario.grace));
+        let key = shape.chance(0.5).then(|| format!("key-{n}"));
+        if key.is_some() {
+            self.users.jobs[n].keeper = Some((i, self.machines[i].store));
+            self.users.jobs[n].key = key.clone();
+            let again = Span::secs(11) + Span(self.rng.below(4_000_000));
+            self.at(again, Event::User(Act::Submit(n)));
+        }
+        self.ask(i, n, Ask::Submit, ClientRequest::Submit { spec, key }, false);
+    }
+
+    /// An attempt publishes a checkpoint through its peer: the fenced path.
+    pub(super) fn publish_due(&mut self, i: usize, key: AttemptKey) {
+        if !self.machines[i].attempts.contains_key(&key) {
+            return;
+        }
+        let next = Span(2_000_000 + self.rng.below(6_000_000));
+        if self.machines[i].woke_at != self.t {
+            self.at(next, Event::PublishDue(i, key));
+        }
+        let (job, epoch) = (key.job, key.epoch);
+        let Some(&n) = self.users.by_id.get(&job) else { return };
+        if self.runs(i) {
+            let uri = format!("file:///{}/{}/{}", job.short(), epoch, self.t.0);
+            self.ask(i, n, Ask::Publish(epoch), ClientRequest::Publish { job, epoch, uri }, false);
+        }
+    }
+
+    fn ask(&mut self, i: usize, n: usize, ask: Ask, request: ClientRequest, last: bool) {
+        self.users.tokens += 1;
+        let token = self.users.tokens;
+        let ops = &mut self.users.jobs[n].ops;
+        ops.push(Op { interval: Interval { call: self.t.0, ret: None }, ask, told: None });
+        let op = ops.len() - 1;
+        self.users.waiting.insert(token, Asked { job: n, op, peer: i, last });
+        if self.scenario.bug == Some(Bug::StaleRead)
+            && let ClientRequest::Get { job } = &request
+            && let Some(hint) = self.machines[i].core.as_ref().and_then(|core| core.hint(job)).cloned()
+        {
+            return self.reply(token, ClientResponse::Job(Box::new(hint)));
+        }
+        self.input(i, Input::Client { token, request });
+    }
+
+    /// A submit is under way.
+    pub(super) fn submits_wait(&self) -> bool {
+        self.users.waiting.values().any(|a| self.users.jobs[a.job].ops[a.op].ask == Ask::Submit)
+    }
+
+    /// The process is gone: whoever waited for it will never know.
+    pub(super) fn users_lose(&mut self, i: usize) {
+        self.users.waiting.retain(|_, asked| asked.peer != i);
+    }
+
+    pub(super) fn reply(&mut self, token: u64, response: ClientResponse) {
+        let Some(Asked { job: n, op, last, peer }) = self.users.waiting.remove(&token) else { return };
+        let ended = matches!(&response, ClientResponse::Job(r) if r.state.is_final());
+        if last && !ended {
+            self.at(Span::millis(500), Event::User(Act::LastRead(n)));
+        }
+        self.users.last_open -= usize::from(last && ended);
+        self.note(|w| {
+            format!(
+                "job {n} {:?} at {}: {}",
+                w.users.jobs[n].ops[op].ask,
+                w.machines[peer].name,
+                short(&response)
+            )
+        });
+        let told = match response {
+            ClientResponse::Submitted { job, .. } => {
+                self.learn(n, job);
+                self.users.jobs[n].answered = true;
+                Told::Submitted
+            }
+            ClientResponse::Job(record) => {
+                if last && ended {
+                    self.users.jobs[n].last.push((*record).clone());
+                }
+                Told::Record(record)
+            }
+            ClientResponse::Cancelled { state } => Told::Cancelled(state),
+            ClientResponse::Published => Told::Published,
+            ClientResponse::Error(ClientError::NoSuchJob(_)) => Told::NoSuchJob,
+            ClientResponse::Error(ClientError::Refused(why)) => Told::Refused(why),
+            ClientResponse::Error(error) => {
+                if let ClientError::Unknown { job: Some(job), .. } = error
+                    && self.users.jobs[n].ops[op].ask == Ask::Submit
+                {
+                    self.learn(n, job);
+                }
+                // Refused before anything was done, or unknown: open for ever, which allows both.
+                self.users.refused += 1;
+                return;
+            }
+            _ => return,
+        };
+        let op = &mut self.users.jobs[n].ops[op];
+        op.interval.ret = Some(self.t.0);
+        op.told = Some(told);
+    }
+
+    /// One key is one job, whoever is told of it and when.
+    fn learn(&mut self, n: usize, job: JobId) {
+        match self.users.jobs[n].id {
+            Some(known) if known != job => {
+                self.violation(format!("S1: job {n} was answered as {known}, then as {job}"));
+            }
+            _ => self.users.jobs[n].id = Some(job),
+        }
+        if let Some(other) = self.users.by_id.insert(job, n).filter(|other| *other != n) {
+            self.violation(format!("S1: jobs {other} and {n} were both answered as {job}"));
+        }
+    }
+}
+
+fn short(response: &ClientResponse) -> String {
+    match response {
+        ClientResponse::Job(r) => {
+            let at = r.placement.as_ref().map_or("nowhere", |p| p.cluster.as_str());
+            format!("version {} {:?} epoch {} at {at}: {}", r.version, r.state, r.epoch, r.reason)
+        }
+        other => format!("{other:?}"),
+    }
+}

@@ -1,0 +1,170 @@
+//! The register over three homes, with messages that are lost on purpose.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::acceptor::Value;
+use super::api::{CoreConfig, DiskImage, Input, Now, Output};
+use super::message::{Message, Origin, RecordKey};
+use super::peer::Peer;
+use super::propose::{Fresh, Task};
+use super::purpose::Purpose;
+use crate::base::{BoundedVec, Epoch, Home, Instant, PeerName, Span, StoreId, TraceId, WallTime};
+use crate::model::record::{Birth, CancelIntent, Change};
+use crate::model::spec::{Communication, JobSpec, OnLostContact, PlacementSpec, Run, Then};
+use crate::model::{JobRecord, Placement, Resources};
+
+fn name(i: usize) -> PeerName {
+    PeerName::new(["a", "b", "c"][i]).expect("a label")
+}
+
+fn peer(i: usize, store: u8) -> Peer {
+    let cfg = CoreConfig {
+        name: name(i),
+        store: StoreId([store; 16]),
+        boot: 1,
+        replicas: 3,
+        renew_every: Span::secs(1),
+        rho_milli: 10,
+        margin: Span::secs(1),
+        grant_for: Span::secs(4),
+        claims_max: 3,
+        jobs_max: 100,
+        rehome_after: Span::secs(600),
+        retain: Span::secs(86_400),
+        retain_jobs: 100,
+        nodes: Vec::new(),
+        runs_images: false,
+        seed: i as u64,
+    };
+    let now = Now { mono: Instant(1), wall: WallTime(1) };
+    Peer::recover(cfg, &DiskImage::default(), now).expect("an empty disk").0
+}
+
+struct Mesh {
+    peers: Vec<Peer>,
+    /// This peer hears and says nothing.
+    cut: Option<usize>,
+}
+
+impl Mesh {
+    fn new() -> Self {
+        Self { peers: (0..3).map(|i| peer(i, i as u8)).collect(), cut: None }
+    }
+
+    /// One operation of peer `from`, and every message that follows from it.
+    fn run(&mut self, from: usize, origin: &Origin, task: Task) {
+        let peer = &mut self.peers[from];
+        peer.propose(origin.clone(), task, Purpose::Nothing, Span::secs(10));
+        let mut mail: VecDeque<(usize, PeerName, Message)> = sent(from, std::mem::take(&mut peer.out));
+        while let Some((from, to, message)) = mail.pop_front() {
+            let to = (0..3).find(|i| name(*i) == to).expect("one of three");
+            if from != to && (self.cut == Some(from) || self.cut == Some(to)) {
+                continue;
+            }
+            let now = Now { mono: Instant(1), wall: WallTime(1) };
+            let out = self.peers[to].step(now, Input::Message { from: name(from), message });
+            mail.extend(sent(to, out));
+        }
+    }
+
+    fn accepted(&self, i: usize, key: &RecordKey) -> Option<(u64, Vec<u8>)> {
+        let slot = self.peers[i].acceptor.slot(key)?;
+        slot.accepted.as_ref().map(|(ballot, value)| (ballot.round, value.clone()))
+    }
+}
+
+fn sent(from: usize, out: Vec<Output>) -> VecDeque<(usize, PeerName, Message)> {
+    let one = |o| match o {
+        Output::Send { to, message, .. } => Some((from, to, message)),
+        _ => None,
+    };
+    out.into_iter().filter_map(one).collect()
+}
+
+fn record() -> JobRecord {
+    let homes = (0..3).map(|i| Home { peer: name(i), store: StoreId([i as u8; 16]) }).collect::<Vec<_>>();
+    let homes = BoundedVec::try_from(homes).expect("three");
+    let birth = Birth { tenant: "t".into(), minter: name(0), sequence: 1, homes };
+    let spec = JobSpec {
+        name: "j".into(),
+        tenant: "t".into(),
+        priority: 50,
+        resources: Resources::default(),
+        nodes: 1,
+        run: Run::Argv(vec!["x".into()]),
+        env: BTreeMap::new(),
+        workdir: None,
+        image: None,
+        data: vec![],
+        checkpoint: None,
+        communication: Communication::Sync,
+        max_runtime: None,
+        retries: 0,
+        on_lost_contact: OnLostContact { grace: None, then: Then::Restart },
+        placement: PlacementSpec::default(),
+    };
+    JobRecord::new(birth, spec, TraceId::default(), WallTime(1))
+}
+
+fn create(record: &JobRecord) -> Task {
+    Task::Create(Box::new(Value::Job(Box::new(record.clone()))), Fresh::Yes)
+}
+
+/// After a change that ended the job, the ballot it was made under is spent: a later change of the same peer
+/// must not put another value under it on a home that missed the end.
+#[test]
+fn a_ballot_is_for_one_value() {
+    let (mut mesh, first) = (Mesh::new(), record());
+    let (origin, key) = (Origin::Job(first.birth.clone()), RecordKey::Job(first.id()));
+    mesh.run(0, &origin, create(&first));
+    mesh.cut = Some(2);
+    let cancel = Change::Cancel { intent: CancelIntent { by: "u".into(), at: WallTime(2) } };
+    mesh.run(0, &origin, Task::Job(cancel));
+    let ended = mesh.accepted(0, &key).expect("accepted");
+    assert_eq!(Some(&ended), mesh.accepted(1, &key).as_ref());
+    assert_ne!(Some(&ended), mesh.accepted(2, &key).as_ref());
+    mesh.cut = None;
+    let placement = Placement {
+        cluster: name(1),
+        contact: Default::default(),
+        incarnation: 1,
+        series: 1,
+        contact_homes: BoundedVec::default(),
+        at: WallTime(3),
+    };
+    mesh.run(0, &origin, Task::Job(Change::Place { placement, epoch: Epoch(1) }));
+    let (round, value) = mesh.accepted(2, &key).expect("accepted");
+    assert!(round != ended.0 || value == ended.1, "two values under round {round}");
+    assert!(mesh.peers.iter().all(|p| p.counters().keys().all(|k| !k.starts_with("invariant"))));
+}
+
+/// One home missed the creation, another lost its disk: the third alone holds the value, which was chosen.
+/// It must not be called missing, and the two that are left must be able to go on.
+#[test]
+fn a_record_outlives_a_lost_disk_beside_a_missed_creation() {
+    let (mut mesh, first) = (Mesh::new(), record());
+    let (origin, key) = (Origin::Job(first.birth.clone()), RecordKey::Job(first.id()));
+    mesh.cut = Some(2);
+    mesh.run(0, &origin, create(&first));
+    assert!(mesh.accepted(1, &key).is_some() && mesh.accepted(2, &key).is_none());
+    mesh.cut = None;
+    mesh.peers[1] = peer(1, 77);
+    mesh.run(2, &origin, Task::Read);
+    assert_eq!(mesh.accepted(2, &key).map(|a| a.1), mesh.accepted(0, &key).map(|a| a.1));
+    assert!(mesh.accepted(2, &key).is_some() && mesh.accepted(1, &key).is_none());
+    let cancel = Change::Cancel { intent: CancelIntent { by: "u".into(), at: WallTime(2) } };
+    mesh.run(2, &origin, Task::Job(cancel));
+    let job = first.id();
+    assert!(mesh.peers[0].hint(&job).is_some_and(|r| r.state.is_final()));
+}
+
+/// Nothing is not something: a record that no disk holds stays missing, and no register is begun for it.
+#[test]
+fn what_was_never_created_is_missing() {
+    let (mut mesh, first) = (Mesh::new(), record());
+    let (origin, key) = (Origin::Job(first.birth.clone()), RecordKey::Job(first.id()));
+    mesh.run(0, &origin, Task::Read);
+    mesh.run(1, &origin, Task::Settle);
+    assert!((0..3).all(|i| mesh.peers[i].acceptor.slot(&key).is_none()));
+    assert!(mesh.peers.iter().all(|p| p.proposer.in_flight() == 0));
+}

@@ -1,0 +1,149 @@
+//! Each place where production looks at an invariant can see it broken.
+
+use super::*;
+use crate::base::{BoundedVec, Epoch, Home, Instant, JobId, PeerName, Span, StoreId, TraceId, WallTime};
+use crate::core::api::{CoreConfig, DiskImage, Now};
+use crate::core::message::{Ballot, Origin};
+use crate::model::record::{Birth, Checkpoint, ContactRecord, contact_id};
+use crate::model::spec::{Communication, JobSpec, OnLostContact, PlacementSpec, Run, Then};
+use crate::model::{JobRecord, JobState, Resources};
+
+fn name(text: &str) -> PeerName {
+    PeerName::new(text).expect("a label")
+}
+
+fn peer() -> Peer {
+    let cfg = CoreConfig {
+        name: name("a"),
+        store: StoreId([1; 16]),
+        boot: 1,
+        replicas: 1,
+        renew_every: Span::secs(1),
+        rho_milli: 10,
+        margin: Span::secs(1),
+        grant_for: Span::secs(4),
+        claims_max: 3,
+        jobs_max: 100,
+        rehome_after: Span::secs(600),
+        retain: Span::secs(86_400),
+        retain_jobs: 100,
+        nodes: Vec::new(),
+        runs_images: false,
+        seed: 1,
+    };
+    let now = Now { mono: Instant(1), wall: WallTime(1) };
+    Peer::recover(cfg, &DiskImage::default(), now).expect("an empty disk").0
+}
+
+fn homes() -> BoundedVec<Home, 5> {
+    BoundedVec::try_from(vec![Home { peer: name("a"), store: StoreId([1; 16]) }]).expect("one")
+}
+
+fn record() -> JobRecord {
+    let birth = Birth { tenant: "t".into(), minter: name("a"), sequence: 1, homes: homes() };
+    let spec = JobSpec {
+        name: "j".into(),
+        tenant: "t".into(),
+        priority: 50,
+        resources: Resources::default(),
+        nodes: 1,
+        run: Run::Argv(vec!["x".into()]),
+        env: BTreeMap::new(),
+        workdir: None,
+        image: None,
+        data: vec![],
+        checkpoint: None,
+        communication: Communication::Sync,
+        max_runtime: None,
+        retries: 0,
+        on_lost_contact: OnLostContact { grace: None, then: Then::Restart },
+        placement: PlacementSpec::default(),
+    };
+    JobRecord::new(birth, spec, TraceId::default(), WallTime(1))
+}
+
+fn counted(peer: &Peer) -> Vec<(&'static str, u64)> {
+    peer.counters().iter().map(|(name, n)| (*name, *n)).collect()
+}
+
+#[test]
+fn chosen_values_are_held_against_the_last_ones() {
+    let mut peer = peer();
+    let first = record();
+    let key = RecordKey::Job(first.id());
+    let mut chosen = |change: &dyn Fn(&mut JobRecord)| {
+        let mut next = first.clone();
+        change(&mut next);
+        peer.watch_chosen(&key, &Value::Job(Box::new(next)));
+        counted(&peer)
+    };
+    let checkpoint = |epoch| Some(Checkpoint { epoch: Epoch(epoch), uri: "x".into() });
+    assert_eq!(chosen(&|_| {}), []);
+    assert_eq!(chosen(&|r| (r.version, r.epoch, r.checkpoint) = (4, Epoch(2), checkpoint(2))), []);
+    let broken = chosen(&|r| (r.version, r.epoch, r.checkpoint) = (5, Epoch(2), checkpoint(1)));
+    assert_eq!(broken, [("invariant_I4_violated", 1)]);
+    let broken = chosen(&|r| (r.version, r.epoch, r.checkpoint) = (4, Epoch(1), checkpoint(1)));
+    assert_eq!(
+        broken,
+        [("invariant_I1_violated", 1), ("invariant_I2_violated", 1), ("invariant_I4_violated", 1)]
+    );
+    chosen(&|r| (r.version, r.epoch, r.checkpoint, r.state) = (6, Epoch(2), checkpoint(2), JobState::Failed));
+    let after = chosen(&|r| (r.version, r.epoch, r.checkpoint) = (7, Epoch(2), checkpoint(2)));
+    assert_eq!(after.last(), Some(&("invariant_I8_violated", 1)));
+}
+
+#[test]
+fn contacts_are_held_against_the_last_ones() {
+    let mut peer = peer();
+    let contact = |incarnation, nonce| ContactRecord {
+        cluster: name("a"),
+        series: 1,
+        homes: homes(),
+        incarnation,
+        nonce,
+        holder: name("a"),
+        ext: BTreeMap::new(),
+    };
+    let key = RecordKey::Contact(contact_id(&name("a"), 1, &homes()));
+    for good in [contact(1, (1, 1)), contact(1, (1, 2)), contact(2, (1, 1))] {
+        peer.watch_chosen(&key, &Value::Contact(Box::new(good)));
+    }
+    assert_eq!(counted(&peer), []);
+    peer.watch_chosen(&key, &Value::Contact(Box::new(contact(1, (9, 9)))));
+    assert_eq!(counted(&peer), [("invariant_I1_violated", 1)]);
+}
+
+#[test]
+fn one_ballot_with_two_values_is_seen() {
+    let mut peer = peer();
+    let first = record();
+    let other = JobRecord { reason: "another".into(), ..first.clone() };
+    let accept = |record: &JobRecord| RegisterRequest {
+        op: 1,
+        key: RecordKey::Job(first.id()),
+        generation: 0,
+        store: StoreId([1; 16]),
+        body: RegisterBody::Accept {
+            ballot: Ballot { round: 1, proposer: "b".into(), boot: 1 },
+            value: Value::Job(Box::new(record.clone())).encode().expect("small"),
+            next: None,
+            origin: Some(Origin::Job(first.birth.clone())),
+        },
+    };
+    peer.on_register(name("b"), accept(&first));
+    peer.on_register(name("b"), accept(&first));
+    assert_eq!(counted(&peer), []);
+    peer.on_register(name("b"), accept(&other));
+    assert_eq!(counted(&peer), [("invariant_I1_violated", 1)]);
+}
+
+#[test]
+fn admissions_are_seen() {
+    let mut peer = peer();
+    let share = |gpus: Vec<u32>| vec![NodeShare { node: 0, gpus }];
+    let key = |epoch| AttemptKey { job: JobId([7; 20]), epoch: Epoch(epoch) };
+    peer.watch_admit(key(1), &share(vec![0, 1]));
+    assert_eq!(counted(&peer), []);
+    peer.watch_admit(key(2), &share(vec![3, 3]));
+    assert_eq!(counted(&peer), [("invariant_I6_violated", 1)]);
+}
