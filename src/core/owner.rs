@@ -41,11 +41,17 @@ const PATIENCE: Span = Span::secs(10);
 struct Observed {
     newest: (u64, (u64, u64)),
     first_seen: Instant,
-    /// When an incarnation was first known to be there, so when older ones had ended.
+    /// When an incarnation was first known to be chosen, so when older ones had ended.
     incarnations: Vec<(u64, Instant)>,
     reading: bool,
     /// The newest nonce for which the record itself was read.
     read_for: Option<(u64, (u64, u64))>,
+}
+
+impl Observed {
+    fn new(newest: (u64, (u64, u64)), first_seen: Instant) -> Self {
+        Self { newest, first_seen, incarnations: Vec::new(), reading: false, read_for: None }
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -81,26 +87,32 @@ impl Owner {
         format!("driven {:?}", self.jobs.get(job))
     }
 
-    /// A contact's (incarnation, nonce) was seen somewhere: read, heard or accepted here.
+    /// A contact's (incarnation, nonce) was heard or accepted here. It may never have been chosen: it makes
+    /// an observer wait longer, never shorter.
     pub fn observe(&mut self, id: ContactId, incarnation: u64, nonce: (u64, u64), now: Instant) {
         let seen = (incarnation, nonce);
-        let entry = self.observed.entry(id).or_insert_with(|| Observed {
-            newest: seen,
-            first_seen: now,
-            incarnations: vec![(incarnation, now)],
-            reading: false,
-            read_for: None,
-        });
+        let entry = self.observed.entry(id).or_insert_with(|| Observed::new(seen, now));
         if seen > entry.newest {
-            if incarnation > entry.newest.0 {
-                entry.incarnations.push((incarnation, now));
-                if entry.incarnations.len() > 16 {
-                    // Forgetting the oldest makes a waiter wait longer, never shorter.
-                    entry.incarnations.remove(0);
-                }
-            }
             entry.newest = seen;
             entry.first_seen = now;
+        }
+    }
+
+    /// What the record itself says. Only this shows that an incarnation has ended: a takeover that a single
+    /// home accepted may never be chosen, and the old incarnation go on being renewed.
+    fn learned(&mut self, id: ContactId, incarnation: u64, nonce: (u64, u64), now: Instant) {
+        let seen = (incarnation, nonce);
+        let entry = self.observed.entry(id).or_insert_with(|| Observed::new(seen, now));
+        if seen != entry.newest {
+            entry.newest = seen;
+            entry.first_seen = now;
+        }
+        if entry.incarnations.iter().all(|(i, _)| *i < incarnation) {
+            entry.incarnations.push((incarnation, now));
+            if entry.incarnations.len() > 16 {
+                // Forgetting the oldest makes a waiter wait longer, never shorter.
+                entry.incarnations.remove(0);
+            }
         }
     }
 
@@ -113,7 +125,7 @@ impl Owner {
         timed_from: Instant,
         now: Instant,
     ) {
-        self.observe(id, incarnation, nonce, now);
+        self.learned(id, incarnation, nonce, now);
         if let Some(entry) = self.observed.get_mut(&id) {
             for (i, at) in &mut entry.incarnations {
                 if *i == incarnation {
@@ -576,7 +588,8 @@ impl Peer {
                     .filter(|(i, _)| *i > placement.incarnation)
                     .map(|(_, at)| *at)
                     .min();
-                due(ended.unwrap_or(seen.first_seen), Lapse::Over)
+                // Only heard of, so far.
+                ended.map_or(Lapse::Unseen, |at| due(at, Lapse::Over))
             }
         }
     }
@@ -586,7 +599,7 @@ impl Peer {
             entry.reading = false;
         }
         if let OpResult::Value { value: Value::Contact(record), .. } = result {
-            self.owner.observe(contact, record.incarnation, record.nonce, self.now.mono);
+            self.owner.learned(contact, record.incarnation, record.nonce, self.now.mono);
         }
     }
 
@@ -598,7 +611,7 @@ impl Peer {
         };
         if refused.is_some() {
             // A newer renewal, or somebody else's takeover: time that from now on.
-            self.owner.observe(contact, seen.incarnation, seen.nonce, now);
+            self.owner.learned(contact, seen.incarnation, seen.nonce, now);
             return self.drive_soon(job);
         }
         let timed_from = self
