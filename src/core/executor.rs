@@ -22,16 +22,18 @@ use super::propose::{OpResult, Task};
 use super::purpose::Purpose;
 use crate::base::{ContactId, Epoch, Instant, JobId, PeerName, Span, WallTime};
 use crate::model::record::{Birth, Change};
-use crate::model::report::QueueReport;
+use crate::model::report::{Liveness, QueueReport};
 use crate::model::spec::JobSpec;
 use crate::model::{JobRecord, Outcome, Placement, Resources};
 
 /// A claim that was not repeated for this long is dropped.
-const CLAIM_FOR: Span = Span::secs(10);
+const CLAIM_FOR: Span = Span::secs(60);
 /// A head that has waited this long lets nobody pass any more.
 const STARVES_AFTER: Span = Span::secs(30);
 /// Fits tried in one pass over the queue.
 const TRIES_MAX: usize = 512;
+/// A place in the queue is counted no further than this.
+const PLACE_MAX: usize = 1_000;
 /// Claims held.
 const CLAIMS_MAX: usize = 200_000;
 /// Patience of the executor's own operations; they are repeated until they are done.
@@ -248,9 +250,9 @@ impl Peer {
         if self.exec.grants.contains_key(&job) {
             return self.send_grant(&job);
         }
-        self.queue_changed();
+        self.queue_joined(job);
         if !self.exec.grants.contains_key(&job) {
-            let ahead = self.exec.order.iter().take_while(|(_, _, j)| *j != job).count();
+            let ahead = self.exec.order.iter().take(PLACE_MAX).take_while(|(_, _, j)| *j != job).count();
             let ahead = u32::try_from(ahead).unwrap_or(u32::MAX);
             self.send(from, Message::ClaimState { job, epoch, ahead, refused: None }, false);
         }
@@ -317,30 +319,66 @@ impl Peer {
             return;
         }
         let now = self.now.mono;
-        let mut granted = Vec::new();
-        let mut tries = 0;
-        for (_, arrived, job) in &self.exec.order {
-            if self.exec.grants.contains_key(job) {
-                continue;
-            }
-            let Some(waiting) = self.exec.claims.get(job) else { continue };
-            tries += 1;
-            let need = &waiting.claim.resources;
-            if let Some(shares) = self.exec.books.fit(waiting.claim.nodes, need) {
-                self.exec.books.take(&shares, need);
-                let until = now + self.cfg.grant_for;
-                granted
-                    .push((*job, Granted { epoch: waiting.claim.epoch, shares, need: need.clone(), until }));
-            } else if now.since(*arrived) > STARVES_AFTER || tries > TRIES_MAX {
-                break;
+        let waiting: Vec<(Instant, JobId)> = self
+            .exec
+            .order
+            .iter()
+            .filter(|(_, _, job)| !self.exec.grants.contains_key(job))
+            .take(TRIES_MAX)
+            .map(|(_, arrived, job)| (*arrived, *job))
+            .collect();
+        for (arrived, job) in waiting {
+            match self.try_grant(&job) {
+                Some(grant) => self.grant(job, grant),
+                None if now.since(arrived) > STARVES_AFTER && self.claimed_by_one_reached(&job) => break,
+                None => {}
             }
         }
-        for (job, grant) in granted {
-            self.timers.insert((grant.until, Timer::Queue));
-            self.exec.grants.insert(job, grant);
-            self.exec.report_dirty = true;
-            self.send_grant(&job);
+    }
+
+    /// One claim more, and nothing freed: only that one can be granted now, unless it would pass a head that
+    /// has waited too long.
+    fn queue_joined(&mut self, job: JobId) {
+        if self.closed_for().is_some() || self.contact_fresh().is_none() {
+            return;
         }
+        let now = self.now.mono;
+        let mut waiting = self.exec.order.iter().filter(|(_, _, j)| !self.exec.grants.contains_key(j));
+        let starved = |at: &Instant| now.since(*at) > STARVES_AFTER;
+        if waiting.next().is_some_and(|(_, arrived, head)| *head != job && starved(arrived)) {
+            return;
+        }
+        let Some(granted) = self.try_grant(&job) else { return };
+        self.grant(job, granted);
+    }
+
+    /// Takes a share for a claim out of the books, where one is free.
+    fn try_grant(&mut self, job: &JobId) -> Option<Granted> {
+        let waiting = self.exec.claims.get(job)?;
+        if !self.owner_reachable(&waiting.owner) {
+            return None;
+        }
+        let need = waiting.claim.resources.clone();
+        let shares = self.exec.books.fit(waiting.claim.nodes, &need)?;
+        self.exec.books.take(&shares, &need);
+        let until = self.now.mono + self.cfg.grant_for;
+        Some(Granted { epoch: waiting.claim.epoch, shares, need, until })
+    }
+
+    /// What a grant to an owner out of reach would hold is better given to others.
+    fn owner_reachable(&self, owner: &PeerName) -> bool {
+        *owner == self.cfg.name || self.view.members.get(owner).is_none_or(|m| m.liveness != Liveness::Lost)
+    }
+
+    fn claimed_by_one_reached(&self, job: &JobId) -> bool {
+        self.exec.claims.get(job).is_some_and(|w| self.owner_reachable(&w.owner))
+    }
+
+    fn grant(&mut self, job: JobId, grant: Granted) {
+        self.timers.insert((grant.until, Timer::Queue));
+        self.exec.grants.insert(job, grant);
+        self.exec.report_dirty = true;
+        self.send_grant(&job);
     }
 
     fn send_grant(&mut self, job: &JobId) {

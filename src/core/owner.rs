@@ -19,8 +19,9 @@ use crate::model::report::Liveness;
 use crate::model::spec::{JobSpec, Run};
 use crate::model::{JobRecord, JobState, Placement};
 
-/// A standing claim is repeated this often,
+/// A claim is repeated this often until its cluster has answered, then ever more seldom,
 const CLAIM_EVERY: Span = Span::secs(2);
+const CLAIM_EVERY_MAX: Span = Span::secs(20);
 /// and a cluster that refused is not asked again for this long.
 const REFUSED_FOR: Span = Span::secs(10);
 /// The executor is told to look this often while the record waits for it.
@@ -58,6 +59,8 @@ impl Observed {
 struct Laid {
     epoch: Epoch,
     sent_at: Instant,
+    /// Until it is repeated.
+    every: Span,
     ahead: Option<u32>,
     refused: Option<(Instant, String)>,
 }
@@ -278,7 +281,13 @@ impl Peer {
         let Some(driven) = self.owner.jobs.get_mut(&job) else { return };
         let due = *driven.read_at.get_or_insert(now);
         // A placement that nobody starts may be one that was never chosen: only this disk took it.
-        let every = if record.state == JobState::Placed { READ_EVERY_PLACED } else { READ_EVERY };
+        let settled = driven.held_from.filter(|(version, _)| *version == record.version);
+        let every = match (record.state, settled) {
+            (JobState::Placed, _) => READ_EVERY_PLACED,
+            // The longer nothing changed, the less often.
+            (_, Some((_, since))) => now.since(since).max(READ_EVERY).min(IDLE_EVERY_MAX),
+            (_, None) => READ_EVERY,
+        };
         if now.since(due) >= every {
             driven.read_at = Some(now);
             self.propose(Origin::Job(record.birth.clone()), Task::Read, Purpose::OwnerRead, PATIENCE);
@@ -325,7 +334,10 @@ impl Peer {
             wanted = vec![intent.to.clone()];
         }
         self.lay_claims(job, record, epoch, &wanted);
-        self.drive_at(job, now + CLAIM_EVERY);
+        // A job that waits everywhere is looked at as seldom as its claims are repeated.
+        let standing = self.owner.claims(&job).into_iter().flatten().map(|(_, laid)| laid);
+        let due = standing.map(|l| if l.refused.is_some() { CLAIM_EVERY } else { l.every }).min();
+        self.drive_at(job, now + due.unwrap_or(CLAIM_EVERY));
     }
 
     /// Where claims should stand now: where they stand already and may stay, filled up with the best.
@@ -370,9 +382,12 @@ impl Peer {
         let mut lay = Vec::new();
         for cluster in wanted {
             let laid = driven.claims.get(cluster);
-            if laid.is_none_or(|l| l.refused.is_some() || now.since(l.sent_at) >= CLAIM_EVERY) {
+            if laid.is_none_or(|l| l.refused.is_some() || now.since(l.sent_at) >= l.every) {
                 let ahead = laid.and_then(|l| l.ahead);
-                driven.claims.insert(cluster.clone(), Laid { epoch, sent_at: now, ahead, refused: None });
+                let answered = laid.filter(|l| l.ahead.is_some() && l.refused.is_none());
+                let every = answered.map_or(CLAIM_EVERY, |l| l.every.scale(2, 1).min(CLAIM_EVERY_MAX));
+                let laid = Laid { epoch, sent_at: now, every, ahead, refused: None };
+                driven.claims.insert(cluster.clone(), laid);
                 lay.push(cluster.clone());
             }
         }
