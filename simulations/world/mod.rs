@@ -235,6 +235,7 @@ impl World {
         match event {
             Event::Deliver { to, from, message } => {
                 if let Some(message) = self.arrives(from, to, message) {
+                    self.note(|w| format!("{from} to {to}: {}", w.sketch(&message)));
                     let from = self.machines[from].name.clone();
                     self.input(to, Input::Message { from, message: *message });
                 }
