@@ -95,21 +95,29 @@ impl World {
         let slept = m.slept;
         let lease = m.leases.entry(start.binding).or_insert((start.renewed_at, slept));
         lease.0 = lease.0.max(start.renewed_at);
-        self.check_start(i, key, start.spec.resources.gpus);
         let wall = WallTime(self.t.0 / 1000);
-        let ledger = self.ledger.len();
-        let (job, epoch) = (key.job, key.epoch.0);
-        self.ledger.push(Execution { job, epoch, peer: i, from: self.t, until: None, finished: false });
-        let work = Span(500_000 + self.rng.below(self.scenario.work_max.0 - 500_000));
         let running = Running {
             gpus: start.spec.resources.gpus,
             grace: start.spec.on_lost_contact.grace,
             binding: start.binding,
-            ledger,
+            ledger: self.ledger.len(),
             ending: false,
             started_at: wall,
-            done_at: self.t + work,
+            done_at: self.t,
         };
+        // As in production, where half of a short grace is for the notice.
+        let half = running.grace.unwrap_or_default().scale(1, 2);
+        let guarded = self.scenario.bug != Some(Bug::NoGuard);
+        if guarded && self.deadline(i, &running).is_some_and(|(end, now)| now + half >= end) {
+            let outcome = Outcome::NotStarted("its contact ran out before it began".into());
+            self.machines[i].ended.insert(key, (outcome, None, wall));
+            return self.report_end(i, key);
+        }
+        self.check_start(i, key, running.gpus);
+        let (job, epoch) = (key.job, key.epoch.0);
+        self.ledger.push(Execution { job, epoch, peer: i, from: self.t, until: None, finished: false });
+        let work = Span(500_000 + self.rng.below(self.scenario.work_max.0 - 500_000));
+        let running = Running { done_at: self.t + work, ..running };
         self.note(|w| format!("{} STARTS {} epoch {}", w.machines[i].name, key.job.short(), key.epoch));
         self.machines[i].attempts.insert(key, running);
         self.at(work, Event::WorkDone(i, key));

@@ -30,7 +30,9 @@ use machine::Machine;
 use nemesis::Fault;
 use network::Network;
 pub use network::RttMatrix;
-pub use scenario::{Bug, FAULTS, Faults, Fixed, Scenario};
+#[allow(unused_imports, reason = "the command draws its faults")]
+pub use scenario::Faults;
+pub use scenario::{Bug, FAULTS, Fixed, Scenario};
 use users::{Act, Users};
 
 /// What happens at one time.
@@ -235,6 +237,7 @@ impl World {
         match event {
             Event::Deliver { to, from, message } => {
                 if let Some(message) = self.arrives(from, to, message) {
+                    self.note(|w| format!("{from} to {to}: {}", w.sketch(&message)));
                     let from = self.machines[from].name.clone();
                     self.input(to, Input::Message { from, message: *message });
                 }

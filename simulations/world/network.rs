@@ -163,6 +163,16 @@ impl World {
         }
     }
 
+    /// A message in a line, without its values.
+    pub(super) fn sketch(&self, message: &Message) -> String {
+        let mut text = format!("{message:?}");
+        while let Some(at) = text.find("value: [") {
+            let end = text[at..].find(']').map_or(text.len(), |n| at + n + 1);
+            text.replace_range(at..end, "value");
+        }
+        text.chars().take(400).collect()
+    }
+
     /// At its end a message is dropped where the way is cut, or takes another.
     pub(super) fn arrives(&mut self, from: usize, to: usize, message: Box<Message>) -> Option<Box<Message>> {
         if !self.cut(from, to) {

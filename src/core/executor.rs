@@ -108,6 +108,9 @@ pub(super) struct Executor {
     order: BTreeSet<Place>,
     grants: BTreeMap<JobId, Granted>,
     looking: BTreeSet<JobId>,
+    /// They run and this peer's disk knows nothing of them (it is a new one): until they have been stopped,
+    /// nobody knows what is free here, and their epochs are not to be answered for.
+    strays: BTreeSet<AttemptKey>,
     /// Closed lately, so that a late read cannot start one again within this run.
     done: VecDeque<AttemptKey>,
     pub report_dirty: bool,
@@ -272,9 +275,10 @@ impl Peer {
     }
 
     fn closed_for(&self) -> Option<String> {
-        match (self.draining, self.disk_full) {
-            (true, _) => Some("drains".into()),
-            (_, true) => Some("disk nearly full".into()),
+        match (self.draining, self.disk_full, self.exec.strays.is_empty()) {
+            (true, ..) => Some("drains".into()),
+            (_, true, _) => Some("disk nearly full".into()),
+            (.., false) => Some("stops attempts that its new disk does not know".into()),
             _ => None,
         }
     }
@@ -430,6 +434,9 @@ impl Peer {
             self.stop(key, StopReason::Superseded);
         }
         let (Some(placement), Some(key)) = (mine, current) else { return };
+        if self.exec.strays.contains(&key) {
+            return;
+        }
         if !self.exec.attempts.contains_key(&key) {
             if !self.exec.done.contains(&key) && self.may_begin_under(&placement, &record.spec) {
                 self.admit(key, &record, &placement);
@@ -574,11 +581,12 @@ impl Peer {
                         Some(attempt) if attempt.phase == Phase::Starting => attempt.phase = Phase::Running,
                         Some(_) => {}
                         // It runs, and this peer holds no row of it: it cannot be accounted for.
-                        None => self.backend(BackendCommand::Stop {
-                            key: *key,
-                            notice: NOTICE,
-                            reason: StopReason::Superseded,
-                        }),
+                        None => {
+                            self.exec.strays.insert(*key);
+                            self.exec.report_dirty = true;
+                            let reason = StopReason::Superseded;
+                            self.backend(BackendCommand::Stop { key: *key, notice: NOTICE, reason });
+                        }
                     }
                 }
                 let all: Vec<AttemptKey> = self.exec.attempts.keys().copied().collect();
@@ -599,6 +607,9 @@ impl Peer {
                 if self.exec.attempts.get(&key).is_some_and(|a| a.phase != Phase::Closed) {
                     self.ended(key, outcome, started_at, at);
                 } else if !self.exec.attempts.contains_key(&key) {
+                    if self.exec.strays.remove(&key) {
+                        self.exec.report_dirty = true;
+                    }
                     self.backend(BackendCommand::Forget { key });
                 }
             }

@@ -400,6 +400,7 @@ impl Peer {
             AnswerBody::Promise { ballot, accepted }
                 if op.phase == Phase::Preparing && ballot == op.ballot =>
             {
+                op.unknown.remove(&from);
                 op.promises.insert(from, accepted);
             }
             AnswerBody::Accepted { ballot } if op.phase == Phase::Accepting && ballot == op.ballot => {
@@ -410,10 +411,14 @@ impl Peer {
                 return self.op_send(op);
             }
             AnswerBody::State { accepted } if op.phase == Phase::Reading => {
+                op.unknown.remove(&from);
                 op.states.insert(from, accepted);
             }
             AnswerBody::Unknown if speaks => {
-                op.unknown.insert(from);
+                // One home is one answer: the same request may come to it twice, and find more the second time.
+                if !op.states.contains_key(&from) && !op.promises.contains_key(&from) {
+                    op.unknown.insert(from);
+                }
             }
             AnswerBody::Unknown => {
                 op.gone.insert(from);
