@@ -1,11 +1,14 @@
 //! Durable submits: 3 peers, 8 connections, every answer after fsync at a majority of the job's homes;
-//! beside the raw group commit of one store with 8 and with 64 writers on the same disk, in turn in the same run.
+//! beside puts into three nodes of Debian's `etcd` (a record's size, fsync at a majority as well) and the raw
+//! group commit of one store with 8 and with 64 writers on the same disk, in turn in the same run.
 //!
 //! One job holds all GPUs of each cluster, so that the others queue: what is measured is taking jobs, not
 //! running them.
 #![allow(clippy::disallowed_methods, reason = "measures and bounds real time, outside the product")]
 
 mod common;
+#[path = "common/etcd.rs"]
+mod etcd;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -16,6 +19,7 @@ use axum::http::{Request, header};
 use bytes::Bytes;
 use common::fleet::{Fleet, folder, post, text};
 use common::{Args, Sample, bar, cores, load, print, table};
+use etcd::Etcd;
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
@@ -23,7 +27,8 @@ use starling::core::{Table, Write};
 use starling::runtime::store::Store;
 
 const HELP: &str = "submit: rate and latency of durable submits at 3 peers
-  --connections 8   kept open, spread over the peers
+  --connections 8,64  kept open, spread over the peers
+  --no-etcd         without etcd
   --seconds 8       length of each load
   --rounds 3        of each load, in turn
   --json            one JSON document";
@@ -37,8 +42,8 @@ const SPEC: &str =
     r#"{"name":"bench","run":"true","resources":{"gpus":1,"gpu":"A100-80G","cpus":1,"memory":"1GiB"}}"#;
 
 fn main() -> ExitCode {
-    let args = Args::read(HELP, &["--connections", "--seconds", "--rounds", "--json"]);
-    common::run(Duration::from_secs(400), bench(args))
+    let args = Args::read(HELP, &["--connections", "--no-etcd", "--seconds", "--rounds", "--json"]);
+    common::run(Duration::from_secs(580), bench(args))
 }
 
 /// What one kind of load did.
@@ -58,50 +63,95 @@ impl Load {
 }
 
 async fn bench(args: Args) -> anyhow::Result<()> {
-    let connections = usize::try_from(args.number("--connections", 8))?;
+    let connections = args.numbers("--connections", &[8, 64]);
     let (rounds, span) = (args.number("--rounds", 3), Duration::from_secs(args.number("--seconds", 8)));
     let fleet = Fleet::start(PEERS, CONFIG).await?;
     let holders = hold(&fleet).await?;
+    let etcd = if args.has("--no-etcd") {
+        Err(anyhow::anyhow!("left out by --no-etcd"))
+    } else {
+        Etcd::start(PEERS).await
+    };
+    if let Err(why) = &etcd {
+        eprintln!("NO COMPARISON WITH ETCD: {why:#}");
+    }
     let disk = folder()?;
     let path = disk.path().to_owned();
     let (store, _) = tokio::task::spawn_blocking(move || Store::open(&path)).await??;
-    let mut submit = Load::new(format!("submit, {PEERS} peers, {connections} connections"));
+    let mut submit: Vec<(usize, Load)> = connections
+        .iter()
+        .map(|n| (*n, Load::new(format!("submit, {PEERS} peers, {n} connections"))))
+        .collect();
+    let mut puts: Vec<(usize, Load)> = connections
+        .iter()
+        .filter(|_| etcd.is_ok())
+        .map(|n| (*n, Load::new(format!("etcd put, {PEERS} nodes, {n} connections"))))
+        .collect();
     let mut raw = [8, 64].map(|writers| (writers, Load::new(format!("raw store, {writers} writers"))));
-    let progress = bar(rounds * 3, "loads in turn");
+    let progress = bar(rounds * (2 + submit.len() + puts.len()) as u64, "loads in turn");
     for round in 0..rounds {
         for (writers, load) in &mut raw {
             commits(&store, *writers, round, span, load).await?;
             progress.inc(1);
         }
-        submits(&fleet, connections, span, &mut submit).await?;
-        progress.inc(1);
+        for (n, load) in &mut submit {
+            submits(&fleet, *n, span, load).await?;
+            progress.inc(1);
+        }
+        for (n, load) in &mut puts {
+            if let Ok(etcd) = &etcd {
+                etcd_puts(etcd, *n, span, load).await?;
+            }
+            progress.inc(1);
+        }
     }
     progress.finish_and_clear();
     for id in holders {
         post(&fleet.peers[0].client, &format!("/v1/jobs/{id}/cancel"), None).await?;
     }
-    let all: Vec<&Load> = std::iter::once(&submit).chain(raw.iter().map(|(_, l)| l)).collect();
+    let all: Vec<&Load> = submit.iter().chain(&puts).chain(&raw).map(|(_, l)| l).collect();
     let rows: Vec<Vec<String>> = all
         .iter()
         .map(|l| {
             let number = |x: f64| format!("{x:.2}");
-            let share = submit.rate() / l.rate();
             vec![
                 l.name.clone(),
                 format!("{:.0}", l.rate()),
                 number(l.latency_ms.median()),
                 number(l.latency_ms.quantile(0.99)),
-                number(share),
             ]
         })
         .collect();
-    let head = ["load", "per second", "p50 ms", "p99 ms", "submit / this"];
-    let shown = format!("{}\nload average {} on {} cores", table(&head, &rows), load(), cores());
+    let beside = |(n, mine): &(usize, Load), (_, theirs): &(usize, Load)| {
+        let p99 = mine.latency_ms.quantile(0.99) / theirs.latency_ms.quantile(0.99);
+        json!({ "connections": n, "rate_over_etcd": mine.rate() / theirs.rate(), "p99_over_etcd": p99 })
+    };
+    let ratios: Vec<Value> = submit.iter().zip(&puts).map(|(a, b)| beside(a, b)).collect();
+    let version = etcd.as_ref().map(|e| e.version.clone()).ok();
+    let head = ["load", "per second", "p50 ms", "p99 ms"];
+    let against: Vec<String> = ratios
+        .iter()
+        .map(|r| {
+            let (rate, p99) = (r["rate_over_etcd"].as_f64(), r["p99_over_etcd"].as_f64());
+            format!(
+                "{} connections: {:.2} x etcd's rate (goal 3), p99 {:.2} x etcd's (goal at most 1)",
+                r["connections"],
+                rate.unwrap_or(f64::NAN),
+                p99.unwrap_or(f64::NAN)
+            )
+        })
+        .collect();
+    let against = if against.is_empty() { "NO ETCD, NO COMPARISON".to_owned() } else { against.join("\n") };
+    let shown = format!("{}\n{against}\nload average {} on {} cores", table(&head, &rows), load(), cores());
     let loads: Vec<_> = all
         .iter()
         .map(|l| json!({ "name": l.name, "per_second": l.rate(), "p50_ms": l.latency_ms.median(), "p99_ms": l.latency_ms.quantile(0.99), "count": l.latency_ms.len() }))
         .collect();
-    print(&args, &json!({ "bench": "submit", "loads": loads, "load": load(), "cores": cores() }), &shown);
+    print(
+        &args,
+        &json!({ "bench": "submit", "loads": loads, "etcd": version, "against_etcd": ratios, "load": load(), "cores": cores() }),
+        &shown,
+    );
     Ok(())
 }
 
@@ -163,6 +213,37 @@ async fn commits(
         .collect();
     for task in tasks {
         load.latency_ms.extend(&task.await??);
+    }
+    load.seconds += begun.elapsed().as_secs_f64();
+    Ok(())
+}
+
+/// Connections that each put one value of a record's size, wait for the answer, and put the next.
+async fn etcd_puts(etcd: &Etcd, connections: usize, span: Duration, load: &mut Load) -> anyhow::Result<()> {
+    let mut open = Vec::new();
+    for n in 0..connections {
+        open.push(etcd.connect(n).await?);
+    }
+    let begun = Instant::now();
+    let tasks: Vec<_> = open
+        .into_iter()
+        .enumerate()
+        .map(|(n, mut connection)| {
+            tokio::spawn(async move {
+                let (mut sample, mut i) = (Sample::default(), 0_u64);
+                while begun.elapsed() < span {
+                    let key = format!("record/{n}/{:?}/{i}", begun);
+                    let at = Instant::now();
+                    connection.put(key.as_bytes(), &[7; ROW_BYTES]).await?;
+                    sample.add(at.elapsed().as_secs_f64() * 1e3);
+                    i += 1;
+                }
+                Ok::<_, anyhow::Error>(sample)
+            })
+        })
+        .collect();
+    for task in tasks {
+        load.latency_ms.extend(&task.await?.context("putting")?);
     }
     load.seconds += begun.elapsed().as_secs_f64();
     Ok(())

@@ -152,11 +152,12 @@ impl Peer {
             Err(_) => return self.reply_error(token, ClientError::TooLarge(0)),
             Ok(_) => {}
         }
+        let fresh = if key.is_some() { Fresh::Keyed } else { Fresh::Yes };
         if let Some(key) = key {
             self.remember_key(key, &record, hash);
         }
         let (job, origin) = (record.id(), Origin::Job(record.birth));
-        let task = Task::Create(Box::new(value), Fresh::Yes);
+        let task = Task::Create(Box::new(value), fresh);
         self.propose(origin, task, Purpose::Submit { token, job }, PATIENCE);
     }
 

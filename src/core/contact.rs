@@ -41,6 +41,8 @@ pub(super) struct MyContact {
 pub(super) struct Contacts {
     pub mine: Vec<MyContact>,
     pub(super) counter: u64,
+    /// When the next renewal is due; timers of other moments are void, or every failure would add one for ever.
+    pub(super) due: Instant,
     creating: Option<Instant>,
 }
 
@@ -92,12 +94,21 @@ impl Peer {
 
     /// Renews every contact record of this cluster and begins one where none stands.
     pub(super) fn renew(&mut self) {
-        self.timer_in(self.cfg.renew_every, Timer::Renew);
+        self.renew_in(self.cfg.renew_every);
         self.contacts_follow_members();
         self.drop_unused_contacts();
         let due: Vec<ContactId> = self.contacts.mine.iter().filter(|c| !c.busy).map(|c| c.id).collect();
         for id in due {
             self.renew_one(id);
+        }
+    }
+
+    /// The next round of renewals comes after this span at the latest.
+    fn renew_in(&mut self, span: Span) {
+        let at = self.now.mono + span;
+        if self.contacts.due <= self.now.mono || at < self.contacts.due {
+            self.contacts.due = at;
+            self.timers.insert((at, Timer::Renew));
         }
     }
 
@@ -145,7 +156,7 @@ impl Peer {
             }
             _ => {
                 self.count("contact_renewals_failed");
-                self.timer_in(renew_every.scale(1, 2), Timer::Renew);
+                self.renew_in(renew_every.scale(1, 2));
             }
         }
     }
@@ -237,7 +248,7 @@ impl Peer {
     pub(super) fn contact_created(&mut self, record: ContactRecord, result: OpResult) {
         self.contacts.creating = None;
         if !matches!(result, OpResult::Value { refused: None, .. }) {
-            self.timer_in(self.cfg.renew_every, Timer::Renew);
+            self.renew_in(self.cfg.renew_every);
             return;
         }
         let id = contact_id(&record.cluster, record.series, &record.homes);

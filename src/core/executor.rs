@@ -32,6 +32,8 @@ const CLAIM_FOR: Span = Span::secs(60);
 const STARVES_AFTER: Span = Span::secs(30);
 /// Fits tried in one pass over the queue.
 const TRIES_MAX: usize = 512;
+/// What this cluster says of itself changes at most this often.
+const REPORT_EVERY: Span = Span::millis(50);
 /// A place in the queue is counted no further than this.
 const PLACE_MAX: usize = 1_000;
 /// Claims held.
@@ -114,6 +116,9 @@ pub(super) struct Executor {
     /// Closed lately, so that a late read cannot start one again within this run.
     done: VecDeque<AttemptKey>,
     pub report_dirty: bool,
+    reported: Option<Instant>,
+    /// GPUs of all claims.
+    queued_gpus: u64,
     flashed: Option<(Instant, BTreeMap<String, u32>)>,
 }
 
@@ -200,7 +205,7 @@ impl Executor {
             job: *job,
             owner: w.owner.clone(),
             priority: w.claim.priority,
-            gpus: u64::from(w.claim.resources.gpus) * u64::from(w.claim.nodes),
+            gpus: gpus_of(&w.claim),
             granted: self.grants.contains_key(job),
             age: now.since(w.arrived),
         };
@@ -209,6 +214,7 @@ impl Executor {
 
     fn drop_claim(&mut self, job: &JobId) -> Option<Waiting> {
         let waiting = self.claims.remove(job)?;
+        self.queued_gpus -= gpus_of(&waiting.claim);
         self.order.remove(&(Reverse(waiting.claim.priority), waiting.arrived, *job));
         self.report_dirty = true;
         Some(waiting)
@@ -249,6 +255,8 @@ impl Peer {
         let now = self.now.mono;
         let arrived = self.exec.drop_claim(&job).map_or(now, |old| old.arrived);
         self.exec.order.insert((Reverse(claim.priority), arrived, job));
+        self.exec.queued_gpus += gpus_of(&claim);
+        self.exec.report_dirty = true;
         self.exec.claims.insert(job, Waiting { claim, owner: from.clone(), arrived, heard: now });
         if self.exec.grants.contains_key(&job) {
             return self.send_grant(&job);
@@ -296,6 +304,11 @@ impl Peer {
 
     pub(super) fn on_queue_timer(&mut self) {
         self.timer_in(QUEUE_EVERY, Timer::Queue);
+        self.drop_old_claims();
+    }
+
+    /// Drops claims that nobody repeats and grants that nobody took, and grants what fits then.
+    pub(super) fn drop_old_claims(&mut self) {
         let now = self.now.mono;
         let silent: Vec<JobId> = self
             .exec
@@ -379,7 +392,7 @@ impl Peer {
     }
 
     fn grant(&mut self, job: JobId, grant: Granted) {
-        self.timers.insert((grant.until, Timer::Queue));
+        self.timers.insert((grant.until, Timer::Grants));
         self.exec.grants.insert(job, grant);
         self.exec.report_dirty = true;
         self.send_grant(&job);
@@ -778,26 +791,30 @@ impl Peer {
 
     /// Says what is free when it changed: to gossip always, by flash when the GPUs did and not too often.
     pub(super) fn flush_report(&mut self) {
-        if !std::mem::take(&mut self.exec.report_dirty) || self.cfg.nodes.is_empty() {
+        if !self.exec.report_dirty || self.cfg.nodes.is_empty() {
             return;
         }
+        let now = self.now.mono;
+        if let Some(at) = self.exec.reported.map(|at| at + REPORT_EVERY).filter(|at| *at > now) {
+            self.timers.insert((at, Timer::Grants));
+            return;
+        }
+        self.exec.report_dirty = false;
+        self.exec.reported = Some(now);
         let mut queue = QueueReport {
             running: count32(self.exec.attempts.values().filter(|a| a.phase != Phase::Closed).count()),
             queued: count32(self.exec.claims.len() - self.exec.grants.len().min(self.exec.claims.len())),
             closed: self.closed_for(),
+            queued_gpus: self.exec.queued_gpus,
             ..QueueReport::default()
         };
         self.exec.books.report(&mut queue);
-        for waiting in self.exec.claims.values() {
-            queue.queued_gpus += u64::from(waiting.claim.resources.gpus) * u64::from(waiting.claim.nodes);
-        }
         for grant in self.exec.grants.values() {
             let model = grant.need.gpu.first().cloned().unwrap_or_else(|| "any".into());
             *queue.gpus_reserved.entry(model).or_default() +=
                 grant.shares.iter().map(|s| s.gpus.len() as u32).sum::<u32>();
         }
         let contact = self.contact_report();
-        let now = self.now.mono;
         let due = self
             .exec
             .flashed
@@ -812,6 +829,10 @@ impl Peer {
         }
         self.out.push(Output::Report { queue, contact });
     }
+}
+
+fn gpus_of(claim: &Claim) -> u64 {
+    u64::from(claim.resources.gpus) * u64::from(claim.nodes)
 }
 
 fn count32(n: usize) -> u32 {

@@ -31,8 +31,10 @@ pub(super) enum Timer {
     Drive(JobId),
     /// The contact is renewed.
     Renew,
-    /// The queue drops what expired and grants what fits.
+    /// The queue drops what expired and grants what fits; comes again by itself.
     Queue,
+    /// The same once: a grant expires, or a report is due.
+    Grants,
     /// A search for a job's homes ends.
     Locate(u64),
     /// The executor tries a close or a start report again.
@@ -95,6 +97,7 @@ impl Peer {
         for job in live {
             peer.drive_soon(job);
         }
+        peer.contacts.due = now.mono;
         peer.timers.insert((now.mono, Timer::Renew));
         peer.timers.insert((now.mono, Timer::Queue));
         peer.timers.insert((now.mono + super::rehome::SWEEP_EVERY, Timer::Sweep));
@@ -172,12 +175,15 @@ impl Peer {
             if *at > self.now.mono {
                 break;
             }
-            let Some((_, timer)) = self.timers.pop_first() else { break };
+            let Some((at, timer)) = self.timers.pop_first() else { break };
             match timer {
                 Timer::OpResend(_) | Timer::OpRetry(_) | Timer::OpDeadline(_) => self.on_op_timer(timer),
                 Timer::Drive(job) => self.drive(job),
+                // An older timer of a renewal that was since put elsewhere.
+                Timer::Renew if at != self.contacts.due => {}
                 Timer::Renew => self.renew(),
                 Timer::Queue => self.on_queue_timer(),
+                Timer::Grants => self.drop_old_claims(),
                 Timer::Locate(id) => self.on_locate_timer(id),
                 Timer::Attempt(key) => self.attempt_again(key),
                 Timer::Sweep => self.sweep(),

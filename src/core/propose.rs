@@ -43,6 +43,9 @@ pub enum Task {
 pub enum Fresh {
     /// The id was minted in this very step.
     Yes,
+    /// The same, and the row of its idempotency key must be on disk before any home hears of it: after a
+    /// crash in between, the same key would make a second job.
+    Keyed,
     /// It may have been tried before.
     No,
 }
@@ -243,7 +246,7 @@ impl Peer {
         };
         let fast = fast.filter(|f| f.generation == op.generation);
         match (&op.task, fast) {
-            (Task::Create(value, Fresh::Yes), _) => match value.encode() {
+            (Task::Create(value, Fresh::Yes | Fresh::Keyed), _) => match value.encode() {
                 Ok(bytes) => {
                     op.proposed = Some(((**value).clone(), bytes));
                     // Only the minter proposes under a first-round ballot of its own, and the id is fresh:
@@ -308,6 +311,7 @@ impl Peer {
     pub(super) fn op_send(&mut self, op: Op) {
         let key = op.origin.key();
         let creates = matches!(op.task, Task::Create(..));
+        let waits = matches!(op.task, Task::Create(_, Fresh::Keyed | Fresh::No));
         let body = match (op.phase, &op.proposed) {
             (Phase::Reading, _) => RegisterBody::Read,
             (Phase::Forgetting, _) => RegisterBody::Forget,
@@ -346,9 +350,7 @@ impl Peer {
                 // Who tells the others to forget does so itself last, so that it goes on asking until then.
                 mine = (op.phase != Phase::Forgetting).then_some(request);
             } else {
-                // A create waits for the row of its idempotency key: after a crash in between, the same key
-                // would make a second job.
-                self.send(home.peer.clone(), Message::Register(request), creates);
+                self.send(home.peer.clone(), Message::Register(request), waits);
             }
         }
         let alone = op.phase == Phase::Forgetting && op.homes.len() == 1;
@@ -414,12 +416,13 @@ impl Peer {
                 op.unknown.remove(&from);
                 op.states.insert(from, accepted);
             }
-            AnswerBody::Unknown if speaks => {
-                // One home is one answer: the same request may come to it twice, and find more the second time.
-                if !op.states.contains_key(&from) && !op.promises.contains_key(&from) {
-                    op.unknown.insert(from);
-                }
+            // One home is one answer: the same request may come to it twice, and find more the second time.
+            AnswerBody::Unknown
+                if speaks && !op.states.contains_key(&from) && !op.promises.contains_key(&from) =>
+            {
+                op.unknown.insert(from);
             }
+            AnswerBody::Unknown if speaks => {}
             AnswerBody::Unknown => {
                 op.gone.insert(from);
             }
