@@ -4,6 +4,7 @@
 //! record" is an answer of its own, never "it is empty": a slot begins only with a certified origin.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -158,6 +159,14 @@ impl Acceptor {
     pub fn job(&self, id: &JobId) -> Option<&JobRecord> {
         match self.slots.get(&RecordKey::Job(*id))?.value.as_ref()? {
             Value::Job(record) => Some(record),
+            Value::Contact(_) => None,
+        }
+    }
+
+    /// The same, to be kept.
+    pub fn job_shared(&self, id: &JobId) -> Option<Arc<JobRecord>> {
+        match self.slots.get(&RecordKey::Job(*id))?.value.as_ref()? {
+            Value::Job(record) => Some(record.clone()),
             Value::Contact(_) => None,
         }
     }
@@ -338,7 +347,7 @@ impl Acceptor {
         next: Option<&Ballot>,
     ) -> Handled {
         let plain = |answer| Handled { answer, writes: Vec::new(), accepted: false };
-        let Some(mut slot) = self.slots.get(key).cloned() else { return plain(AnswerBody::Unknown) };
+        let Some(slot) = self.slots.get_mut(key) else { return plain(AnswerBody::Unknown) };
         // The same accept may come twice; after it the promise stands higher (`next`), and the answer
         // is still yes. A ballot below the promise that was not accepted is refused.
         if slot.accepted.as_ref().is_some_and(|(b, v)| b == ballot && v == bytes) {
@@ -346,15 +355,16 @@ impl Acceptor {
         }
         let stale = slot.accepted.as_ref().is_some_and(|(b, _)| b >= ballot);
         if *ballot < slot.promised || stale {
-            return plain(AnswerBody::Higher { promised: slot.promised });
+            return plain(AnswerBody::Higher { promised: slot.promised.clone() });
         }
+        let (_, live_before) = weight(Some(slot));
         slot.accepted = Some((ballot.clone(), bytes.to_vec()));
         slot.value = Some(read);
         let promise =
             next.filter(|n| n.proposer == ballot.proposer && n.boot == ballot.boot).unwrap_or(ballot);
         slot.promised = promise.max(ballot).clone();
-        let writes = vec![encode_row(key, &slot)];
-        self.put(*key, Some(slot));
+        self.jobs_live = self.jobs_live + weight(Some(slot)).1 - live_before;
+        let writes = vec![encode_row(key, slot)];
         Handled { answer: AnswerBody::Accepted { ballot: ballot.clone() }, writes, accepted: true }
     }
 

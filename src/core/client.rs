@@ -129,7 +129,7 @@ impl Peer {
             }
             // The same record under the same id: whether the first try was chosen or not, this settles it.
             let origin = Origin::Job(record.birth.clone());
-            let task = Task::Create(Box::new(Value::Job(Box::new(record))), Fresh::No);
+            let task = Task::Create(Box::new(Value::job(record)), Fresh::No);
             return self.propose(origin, task, Purpose::Submit { token, job }, PATIENCE);
         }
         if let Err(error) = self.can_take(&spec) {
@@ -146,7 +146,7 @@ impl Peer {
         let birth = Birth { tenant: spec.tenant.clone(), minter: self.cfg.name.clone(), sequence, homes };
         let trace = TraceId(self.rng.bytes16());
         let record = JobRecord::new(birth, spec, trace, self.now.wall);
-        let value = Value::Job(Box::new(record.clone()));
+        let value = Value::job(record.clone());
         match value.encode() {
             Err(ValueError::TooLarge(bytes)) => return self.reply_error(token, ClientError::TooLarge(bytes)),
             Err(_) => return self.reply_error(token, ClientError::TooLarge(0)),
@@ -385,19 +385,19 @@ impl Peer {
             (_, Some(refused)) => ClientResponse::Error(ClientError::Refused(refused)),
             (ClientRequest::Move { .. }, None) => {
                 self.tell_about("job.move", &record);
-                ClientResponse::Job(record)
+                ClientResponse::Job(Box::new((*record).clone()))
             }
             (ClientRequest::ConfirmLost { .. }, None) => {
                 self.tell_about("job.confirmed_lost", &record);
-                ClientResponse::Job(record)
+                ClientResponse::Job(Box::new((*record).clone()))
             }
             (ClientRequest::Release { .. }, None) => {
                 self.tell_about("job.released", &record);
-                ClientResponse::Job(record)
+                ClientResponse::Job(Box::new((*record).clone()))
             }
             (ClientRequest::Publish { .. }, None) => ClientResponse::Published,
             (ClientRequest::Why { .. }, None) => ClientResponse::Why(Box::new(self.why(&record))),
-            _ => ClientResponse::Job(record),
+            _ => ClientResponse::Job(Box::new((*record).clone())),
         };
         self.reply(token, response);
     }

@@ -34,7 +34,7 @@ const STARVES_AFTER: Span = Span::secs(30);
 const TRIES_MAX: usize = 512;
 /// What this cluster says of itself changes at most this often.
 const REPORT_EVERY: Span = Span::millis(50);
-/// A place in the queue is counted no further than this.
+/// A place in the queue, other than the last, is counted no further than this.
 const PLACE_MAX: usize = 1_000;
 /// Claims held.
 const CLAIMS_MAX: usize = 200_000;
@@ -263,7 +263,11 @@ impl Peer {
         }
         self.queue_joined(job);
         if !self.exec.grants.contains_key(&job) {
-            let ahead = self.exec.order.iter().take(PLACE_MAX).take_while(|(_, _, j)| *j != job).count();
+            let order = &self.exec.order;
+            let ahead = match order.last() {
+                Some((_, _, last)) if *last == job => order.len() - 1,
+                _ => order.iter().take(PLACE_MAX).take_while(|(_, _, j)| *j != job).count(),
+            };
             let ahead = u32::try_from(ahead).unwrap_or(u32::MAX);
             self.send(from, Message::ClaimState { job, epoch, ahead, refused: None }, false);
         }

@@ -417,7 +417,7 @@ fn a_stranger_to_a_record_cannot_end_its_generation() {
     forged.generation = 7;
     let stolen = vec![Home { peer: name(liar), store: store(liar) }, victim.clone()];
     forged.moved_to = Some(stolen.try_into().expect("two"));
-    let value = super::acceptor::Value::Job(Box::new(forged)).encode().expect("encodes");
+    let value = super::acceptor::Value::job(forged).encode().expect("encodes");
     let body = RegisterBody::Accept {
         ballot: Ballot::install(),
         value,
@@ -520,7 +520,7 @@ fn tombstones_melt_into_a_floor_that_refuses_the_same() {
         let (job, origin) = (b.id(), Origin::Job(b.clone()));
         let mut record = JobRecord::new(b, spec(), crate::base::TraceId([0; 16]), WallTime(0));
         record.state = if forget { JobState::Succeeded } else { JobState::Pending };
-        let value = super::acceptor::Value::Job(Box::new(record)).encode().expect("encodes");
+        let value = super::acceptor::Value::job(record).encode().expect("encodes");
         let ballot = Ballot { round: 1, proposer: "a".into(), boot: 1 };
         let body = RegisterBody::Accept { ballot, value, next: None, origin: Some(origin) };
         let request =

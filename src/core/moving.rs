@@ -28,7 +28,7 @@ impl Peer {
         let (generation, homes) = (installed.generation, installed.homes().to_vec());
         self.learn(key, generation, homes.clone());
         self.proposer.fast.remove(&key);
-        let value = Value::Job(Box::new(installed));
+        let value = Value::job(installed);
         match value.encode() {
             Ok(bytes) => {
                 op.generation = generation;

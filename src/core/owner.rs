@@ -218,7 +218,7 @@ impl Peer {
             }
             driven.scheduled = None;
         }
-        let Some(record) = self.acceptor.job(&job).cloned() else {
+        let Some(record) = self.acceptor.job_shared(&job) else {
             return self.drop_driven(job);
         };
         if record.state.is_final() || record.sealed.is_some() {
@@ -432,7 +432,7 @@ impl Peer {
     ) {
         let (contact, series, homes, incarnation) = terms;
         let certified = contact_id(&from, series, &homes) == contact;
-        let record = self.acceptor.job(&job).cloned();
+        let record = self.acceptor.job_shared(&job);
         let wanted =
             record.filter(|r| r.placement.is_none() && !r.state.is_final() && r.epoch.next() == epoch);
         let free = self.owner.jobs.get(&job).is_some_and(|d| !d.placing && d.claims.contains_key(&from));
@@ -452,7 +452,7 @@ impl Peer {
         let placement =
             Placement { cluster: from, contact, incarnation, series, contact_homes, at: self.now.wall };
         let change = Change::Place { placement, epoch };
-        self.propose(Origin::Job(record.birth), Task::Job(change), Purpose::Place(job), PATIENCE);
+        self.propose(Origin::Job(record.birth.clone()), Task::Job(change), Purpose::Place(job), PATIENCE);
     }
 
     pub(super) fn on_claim_state(

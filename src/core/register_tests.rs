@@ -107,7 +107,7 @@ fn record() -> JobRecord {
 }
 
 fn create(record: &JobRecord) -> Task {
-    Task::Create(Box::new(Value::Job(Box::new(record.clone()))), Fresh::Yes)
+    Task::Create(Box::new(Value::job(record.clone())), Fresh::Yes)
 }
 
 /// After a change that ended the job, the ballot it was made under is spent: a later change of the same peer

@@ -1,5 +1,7 @@
 //! A register's value: bytes on the wire and on disk, read and checked.
 
+use std::sync::Arc;
+
 use super::message::RecordKey;
 use crate::base::Home;
 use crate::model::record::{RECORD_BYTES_MAX, contact_id};
@@ -9,7 +11,7 @@ use crate::model::{ContactRecord, JobRecord};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Value {
     /// A job's record.
-    Job(Box<JobRecord>),
+    Job(Arc<JobRecord>),
     /// A contact record.
     Contact(Box<ContactRecord>),
 }
@@ -68,7 +70,7 @@ impl Value {
                 if record.id() != *id {
                     return Err(ValueError::NotCertified);
                 }
-                Ok(Value::Job(Box::new(record)))
+                Ok(Value::job(record))
             }
             (Some((&VALUE_VERSION, rest)), RecordKey::Contact(id)) => {
                 let record: ContactRecord = serde_json::from_slice(rest).map_err(malformed)?;
@@ -84,6 +86,11 @@ impl Value {
 }
 
 impl Value {
+    /// A job's record; read in many places, so that it is shared and not copied.
+    pub fn job(record: JobRecord) -> Self {
+        Self::Job(Arc::new(record))
+    }
+
     /// Of which generation it is.
     pub fn generation(&self) -> u32 {
         match self {

@@ -74,7 +74,7 @@ fn chosen_values_are_held_against_the_last_ones() {
     let mut chosen = |change: &dyn Fn(&mut JobRecord)| {
         let mut next = first.clone();
         change(&mut next);
-        peer.watch_chosen(&key, &Value::Job(Box::new(next)));
+        peer.watch_chosen(&key, &Value::job(next));
         counted(&peer)
     };
     let checkpoint = |epoch| Some(Checkpoint { epoch: Epoch(epoch), uri: "x".into() });
@@ -125,7 +125,7 @@ fn one_ballot_with_two_values_is_seen() {
         store: StoreId([1; 16]),
         body: RegisterBody::Accept {
             ballot: Ballot { round: 1, proposer: "b".into(), boot: 1 },
-            value: Value::Job(Box::new(record.clone())).encode().expect("small"),
+            value: Value::job(record.clone()).encode().expect("small"),
             next: None,
             origin: Some(Origin::Job(first.birth.clone())),
         },
