@@ -22,7 +22,9 @@ pub async fn a_clean_stop_moves_jobs_within_5_s(ground: &mut Ground) {
     let stopped = boottime_now().since(begun);
     assert!(ended, "it ended well");
     let next = ground.first_step_after(&id, 2, begun).await;
-    println!("measured: {next} from SIGTERM to the next attempt's first step, {stopped} to the peer's end (bound {CLEAN_STOP})");
+    println!(
+        "measured: {next} from SIGTERM to the next attempt's first step, {stopped} to the peer's end (bound {CLEAN_STOP})"
+    );
     assert!(next <= CLEAN_STOP, "{next}");
     let job = ground.in_state(0, &id, JobState::Succeeded).await;
     assert_eq!((job.losses, job.failures), (0, 0), "{job:?}");
@@ -42,7 +44,9 @@ pub async fn a_lost_clusters_job_goes_on_in_time(ground: &mut Ground) {
     let detection = ground.detected(at, begun).await;
     let next = ground.first_step_after(&id, 2, begun).await;
     let bound = bound(GRACE, detection);
-    println!("measured: {next} from the loss to the next attempt's first step (bound {bound}, detection {detection})");
+    println!(
+        "measured: {next} from the loss to the next attempt's first step (bound {bound}, detection {detection})"
+    );
     assert!(next <= bound, "{next} > {bound}");
     ground.in_state(asked, &id, JobState::Succeeded).await;
     assert_eq!(ground.judge(&[&id]).moved, 1);

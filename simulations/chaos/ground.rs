@@ -61,7 +61,8 @@ impl Ground {
         };
         std::fs::create_dir(&yard.checkpoints).expect("a folder");
         let network = Network::new(PEERS).expect("a network");
-        let fleet = chaos::start(PEERS as u32, &network.hosts, folder.path(), Some(exe)).await.expect("a mesh");
+        let fleet =
+            chaos::start(PEERS as u32, &network.hosts, folder.path(), Some(exe)).await.expect("a mesh");
         Self { fleet, network, yard, folder, named: 0 }
     }
 
@@ -98,7 +99,10 @@ impl Ground {
     }
 
     pub async fn submit(&self, at: usize, spec: &JobSpec) -> String {
-        self.fleet.submit(at, spec, &spec.name).await.unwrap_or_else(|e| panic!("{} is not taken: {e}", spec.name))
+        self.fleet
+            .submit(at, spec, &spec.name)
+            .await
+            .unwrap_or_else(|e| panic!("{} is not taken: {e}", spec.name))
     }
 
     pub async fn job(&self, at: usize, id: &str) -> Result<JobDocument, String> {
@@ -111,7 +115,9 @@ impl Ground {
             let all = self.lines(id);
             let done: Vec<&Entry> = all.iter().filter(|e| e.kind == Kind::Step).collect();
             match done.last() {
-                Some(last) if done.len() >= steps => Ok(self.place(&PeerName::new(&last.cluster).expect("a name"))),
+                Some(last) if done.len() >= steps => {
+                    Ok(self.place(&PeerName::new(&last.cluster).expect("a name")))
+                }
                 _ => Err(format!("{} lines", all.len())),
             }
         })
@@ -148,13 +154,15 @@ impl Ground {
     pub async fn first_step_after(&self, id: &str, epoch: u64, from: Boottime) -> Span {
         let at = until(&format!("{id} takes a step in epoch {epoch}"), async || {
             self.first_step(id, epoch).ok_or_else(|| format!("{:?}", self.lines(id).last()))
-        });
-        at.await.since(from)
+        })
+        .await;
+        at.since(from)
     }
 
     /// The ledger says of these jobs: each was done once, no two attempts at once, no older epoch after a newer.
     pub fn judge(&self, ids: &[&str]) -> Verdict {
-        let expected: Vec<Expected> = ids.iter().map(|id| Expected { job: (*id).to_owned(), ranks: 1 }).collect();
+        let expected: Vec<Expected> =
+            ids.iter().map(|id| Expected { job: (*id).to_owned(), ranks: 1 }).collect();
         let mut entries = Vec::new();
         ledger::read(&self.yard.ledger, |e| {
             entries.extend(e.filter(|e| ids.contains(&e.job.as_str())));

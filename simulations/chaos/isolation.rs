@@ -64,7 +64,9 @@ pub async fn cut_for_long_moves_without_overlap(ground: &mut Ground) {
     let detection = ground.detected(at, cut).await;
     let moved = ground.first_step_after(&id, 2, cut).await;
     let bound = bound(GRACE, detection);
-    println!("measured: {moved} from the cut to the next attempt's first step (bound {bound}, detection {detection})");
+    println!(
+        "measured: {moved} from the cut to the next attempt's first step (bound {bound}, detection {detection})"
+    );
     assert!(moved <= bound, "{moved} > {bound}");
     let job = ground.in_state(asked, &id, JobState::Succeeded).await;
     assert_eq!((job.attempts.len(), job.losses), (2, 1), "{job:?}");

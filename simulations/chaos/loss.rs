@@ -42,7 +42,8 @@ pub async fn the_owner_of_ten_jobs_is_killed(ground: &mut Ground) {
     let others: Vec<usize> = (0..PEERS).filter(|i| *i != victim).collect();
     for at in &others {
         until("the list is whole", async || {
-            let list: JobList = ground.client(*at).get("/v1/jobs?limit=1000").await.map_err(|e| e.to_string())?;
+            let list: JobList =
+                ground.client(*at).get("/v1/jobs?limit=1000").await.map_err(|e| e.to_string())?;
             let listed = ten.iter().filter(|id| list.jobs.iter().any(|j| j.id.to_string() == **id)).count();
             if listed == ten.len() { Ok(()) } else { Err(format!("{listed} of ten")) }
         })
@@ -52,7 +53,10 @@ pub async fn the_owner_of_ten_jobs_is_killed(ground: &mut Ground) {
             assert!(text.contains(id.as_str()), "{text}");
         }
     }
-    println!("measured: {} until list and logs of ten jobs were read at every other peer", boottime_now().since(begun));
+    println!(
+        "measured: {} until list and logs of ten jobs were read at every other peer",
+        boottime_now().since(begun)
+    );
     let begun = boottime_now();
     for (n, id) in ten.iter().enumerate() {
         let at = others[n % others.len()];

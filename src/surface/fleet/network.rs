@@ -104,7 +104,8 @@ impl Network {
                 set.iter().filter(|(f, _)| *f == from).map(|(_, to)| *to).collect()
             };
             let (old, new) = (of(&self.cuts), of(cuts));
-            let lines: String = old.symmetric_difference(&new).map(|to| reach(*to, new.contains(to))).collect();
+            let lines: String =
+                old.symmetric_difference(&new).map(|to| reach(*to, new.contains(to))).collect();
             if !lines.is_empty() {
                 ip(&["-n", &self.name(from), "-batch", "-"], &lines).map_err(NetworkError::Failed)?;
             }

@@ -57,8 +57,15 @@ pub struct Verdict {
 impl Verdict {
     /// Every expected job ran exactly once, step by step.
     pub fn holds(&self) -> bool {
-        let wrong =
-            [self.lost, self.run_twice, self.overlaps, self.stale_writes, self.gaps, self.repeats, self.malformed];
+        let wrong = [
+            self.lost,
+            self.run_twice,
+            self.overlaps,
+            self.stale_writes,
+            self.gaps,
+            self.repeats,
+            self.malformed,
+        ];
         self.succeeded == self.expected && wrong.iter().all(|n| *n == 0)
     }
 
@@ -167,7 +174,8 @@ fn ran_twice(job: &str, rank: u32, lives: &Lives, verdict: &mut Verdict) -> bool
             twice = true;
             verdict.stale_writes += 1;
             let late = life.to_us - begun;
-            verdict.note(format!("{job}/{rank}: epoch {epoch} wrote {late} us after epoch {other} had begun"));
+            verdict
+                .note(format!("{job}/{rank}: epoch {epoch} wrote {late} us after epoch {other} had begun"));
         }
     }
     for ((epoch, _), (next, _)) in lives.keys().zip(lives.keys().skip(1)) {

@@ -23,7 +23,9 @@ impl Disks {
         for folder in folders {
             std::fs::create_dir_all(&folder).map_err(io(folder.display()))?;
             let mut mount = Command::new("mount");
-            mount.args(["-t", "tmpfs", "-o", &format!("size={mib}m,mode=0700"), "starling-chaos"]).arg(&folder);
+            mount
+                .args(["-t", "tmpfs", "-o", &format!("size={mib}m,mode=0700"), "starling-chaos"])
+                .arg(&folder);
             let done = mount.output().map_err(io("mount"))?;
             if !done.status.success() {
                 let words = String::from_utf8_lossy(&done.stderr).trim().to_owned();

@@ -9,7 +9,9 @@ use tokio::task::JoinSet;
 
 use super::super::{FleetError, submit};
 use crate::base::{Bytes, MilliCpu, PeerName, Rng, Span};
-use crate::model::spec::{CheckpointSpec, JobSpec, OnLostContact, PlacementSpec, Policy, Resources, Run, Then};
+use crate::model::spec::{
+    CheckpointSpec, JobSpec, OnLostContact, PlacementSpec, Policy, Resources, Run, Then,
+};
 use crate::model::spec_input::parse_spec;
 use crate::surface::client::{Client, ClientFailure};
 use crate::surface::documents::boottime_now;

@@ -21,7 +21,7 @@ pub use load::{Sent, Troubles, Yard};
 pub use plan::{Fault, Planned, plan};
 pub use summary::ChaosSummary;
 
-use self::nemesis::{Diary, Shared};
+use self::nemesis::Shared;
 use super::network::{Host, Network};
 use super::{Fleet, FleetError, Shape, block, demo, io, temporary_dir};
 use crate::base::{Bytes, Span};
@@ -129,14 +129,8 @@ pub async fn start(
     dir: &Path,
     exe: Option<PathBuf>,
 ) -> Result<Fleet, FleetError> {
-    let shape = Shape {
-        clusters: peers,
-        nodes: demo::nodes(),
-        exe,
-        hosts,
-        adapt: Some(&adapt),
-        ..Shape::default()
-    };
+    let shape =
+        Shape { clusters: peers, nodes: demo::nodes(), exe, hosts, adapt: Some(&adapt), ..Shape::default() };
     Fleet::start(&shape, Some(dir), |_| {}).await
 }
 

@@ -170,8 +170,7 @@ fn timeline(out: &mut String, story: &Story<'_>) {
     out.push_str("<h2>Faults by peer, attempts by job</h2>\n<div class=\"key\"><span><i style=\"background:var(--net)\"></i>network</span>");
     out.push_str("<span><i style=\"background:var(--proc)\"></i>process or disk</span>");
     for i in 0..peers {
-        let _ =
-            write!(out, "<span><i class=\"k{}\"></i>attempt at c{}</span>", i % CLUSTERS.len(), i + 1);
+        let _ = write!(out, "<span><i class=\"k{}\"></i>attempt at c{}</span>", i % CLUSTERS.len(), i + 1);
     }
     out.push_str("<span>a number in a bar is its epoch</span></div>\n<div class=\"wide\">");
     let _ = write!(out, "<svg viewBox=\"0 0 {WIDTH} {height:.0}\" role=\"img\" aria-label=\"time line\">");
@@ -248,8 +247,13 @@ fn attempt(out: &mut String, bar: &Bar<'_>, x: &impl Fn(u64) -> f64, y: f64) {
         bar.steps
     );
     if width > 9.0 {
-        let _ =
-            write!(out, "<text class=\"in\" x=\"{:.1}\" y=\"{:.1}\">{}</text>", x(bar.from) + 2.5, y + ROW - 4.0, bar.epoch);
+        let _ = write!(
+            out,
+            "<text class=\"in\" x=\"{:.1}\" y=\"{:.1}\">{}</text>",
+            x(bar.from) + 2.5,
+            y + ROW - 4.0,
+            bar.epoch
+        );
     }
 }
 
@@ -299,7 +303,8 @@ mod tests {
             findings: vec!["<script>".into()],
             ..ChaosSummary::default()
         };
-        let act = Act { from_us: 10, to_us: 2_000_000, peers: vec![1], network: true, text: "cut & run".into() };
+        let act =
+            Act { from_us: 10, to_us: 2_000_000, peers: vec![1], network: true, text: "cut & run".into() };
         let diary = Diary { acts: vec![act], ..Diary::default() };
         let sent = [Sent { name: "j-1".into(), id: Some("id".into()), at_us: 5, given_up: None }];
         let entries = [
@@ -307,7 +312,8 @@ mod tests {
             entry("id", Kind::Step, 1, "c2", 10, 900_000),
             entry("id", Kind::Done, 2, "c3", 1_000_000, 3_000_000),
         ];
-        let text = page(&Story { begun_us: 0, summary: &summary, diary: &diary, sent: &sent, entries: &entries });
+        let text =
+            page(&Story { begun_us: 0, summary: &summary, diary: &diary, sent: &sent, entries: &entries });
         for part in [
             "does not hold",
             "&lt;script&gt;",
@@ -326,14 +332,23 @@ mod tests {
     fn many_jobs_are_cut_down_to_those_that_moved() {
         let summary = ChaosSummary { peers: 3, ..ChaosSummary::default() };
         let sent: Vec<Sent> = (0..JOBS_MAX + 5)
-            .map(|n| Sent { name: format!("j-{n}"), id: Some(format!("id-{n}")), at_us: n as u64, given_up: None })
+            .map(|n| Sent {
+                name: format!("j-{n}"),
+                id: Some(format!("id-{n}")),
+                at_us: n as u64,
+                given_up: None,
+            })
             .collect();
         let last = format!("id-{}", JOBS_MAX + 4);
         let entries =
             [entry(&last, Kind::Begin, 1, "c1", 10, 20), entry(&last, Kind::Begin, 2, "c2", 30, 40)];
         let diary = Diary::default();
-        let text = page(&Story { begun_us: 0, summary: &summary, diary: &diary, sent: &sent, entries: &entries });
-        assert!(text.contains(&format!(">j-{}<", JOBS_MAX + 4)) && !text.contains(&format!(">j-{}<", JOBS_MAX + 1)));
+        let text =
+            page(&Story { begun_us: 0, summary: &summary, diary: &diary, sent: &sent, entries: &entries });
+        assert!(
+            text.contains(&format!(">j-{}<", JOBS_MAX + 4))
+                && !text.contains(&format!(">j-{}<", JOBS_MAX + 1))
+        );
         assert!(text.contains(&format!("{JOBS_MAX} of {} jobs", JOBS_MAX + 5)));
     }
 }

@@ -244,7 +244,8 @@ mod tests {
         for peers in 3..=7 {
             let length = Span::secs(900);
             let all = plan(1, length, peers, WAIT);
-            let kinds: BTreeSet<_> = all.iter().map(|p| format!("{:?}", std::mem::discriminant(&p.fault))).collect();
+            let kinds: BTreeSet<_> =
+                all.iter().map(|p| format!("{:?}", std::mem::discriminant(&p.fault))).collect();
             assert_eq!(kinds.len(), 13, "{all:#?}");
             for p in &all {
                 assert!(p.at + p.lasts <= length, "{p}");
