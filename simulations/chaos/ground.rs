@@ -1,7 +1,7 @@
 //! A mesh of five in namespaces, and what scenarios ask of it.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use axum::http::Method;
@@ -252,9 +252,4 @@ impl Ground {
 /// The longest time from the loss of a cluster to the first step elsewhere.
 pub fn bound(grace: Span, detection: Span) -> Span {
     grace + grace.scale(2 * chaos::RHO_MILLI, 1_000) + detection + Span::secs(5)
-}
-
-/// A disk that was lost: the records are gone, the identity is not.
-pub fn lose_disk(state: &Path) {
-    std::fs::remove_file(state.join("store.redb")).expect("a store");
 }

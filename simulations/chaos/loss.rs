@@ -7,6 +7,7 @@ use starling::base::Span;
 use starling::model::JobState;
 use starling::model::spec::Run;
 use starling::surface::documents::{JobList, boottime_now};
+use starling::surface::fleet::chaos;
 
 use super::ground::*;
 
@@ -84,10 +85,23 @@ pub async fn a_disk_is_lost_and_a_second_home_restarts(ground: &mut Ground) {
     }
     let homes = ground.job(0, &ids[0]).await.expect("it is there").homes;
     let (first, second) = (ground.place(&homes[0]), ground.place(&homes[1]));
+    let name = ground.name(first);
     ground.fleet.kill(first).await.expect("killed");
-    lose_disk(&ground.state(first));
+    chaos::kill_guards(&ground.state(first));
+    // The records alone: what is left does not start as a mesh of its own.
+    std::fs::remove_file(ground.state(first).join("store.redb")).expect("a store");
     ground.fleet.spawn(first, None).expect("it starts");
-    ground.fleet.ready(first).await.expect("it answers without its old records");
+    let refused = ground.fleet.ready(first).await.expect_err("it must not start").to_string();
+    assert!(refused.contains("ended with exit status: 5"), "{refused}");
+    // Then as the message says: removed, and joined with an empty folder.
+    let asked = ground.other(&[first, second]);
+    ground.delete(asked, &format!("/v1/members/{name}")).await;
+    std::fs::remove_dir_all(ground.state(first)).expect("removed");
+    let join = ground.fleet.token(asked).await.expect("a token");
+    ground.fleet.spawn(first, Some(&join)).expect("it starts");
+    ground.fleet.ready(first).await.expect("it has joined");
+    ground.fleet.agree().await.expect("all see its report");
+    // One home of the first job is gone, one is away: its record has to wait for that one, and is not lost.
     ground.fleet.kill(second).await.expect("killed");
     ground.restart(second).await;
     for id in &ids {

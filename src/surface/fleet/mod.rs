@@ -165,12 +165,7 @@ impl Fleet {
         say(&format!("{} is up and starts the mesh", fleet.peers[0].name));
         for i in 1..fleet.peers.len() {
             // Through the one before it: any member admits.
-            let made: Value = fleet.peers[i - 1]
-                .client
-                .send(Method::POST, "/v1/tokens", json(&serde_json::json!({})))
-                .await?;
-            let text = |key: &str| made.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
-            let join = format!("{}@{}", text("token"), text("listen"));
+            let join = fleet.token(i - 1).await?;
             fleet.spawn(i, Some(&join))?;
             fleet.ready(i).await?;
             say(&format!("{} joined with a token", fleet.peers[i].name));
@@ -211,6 +206,14 @@ impl Fleet {
         let client = Client::new(Target::Unix(dir.join("state/api.sock")), None, None)?;
         self.peers.push(FleetPeer { name, dir, client, child: None, netns: host.map(|h| h.netns.clone()) });
         Ok(())
+    }
+
+    /// A token with which a peer can join at this one: `TOKEN@HOST:PORT`.
+    pub async fn token(&self, i: usize) -> Result<String, FleetError> {
+        let empty = Some(("application/json", b"{}".to_vec()));
+        let made: Value = self.peers[i].client.send(Method::POST, "/v1/tokens", empty).await?;
+        let text = |key: &str| made.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+        Ok(format!("{}@{}", text("token"), text("listen")))
     }
 
     /// Starts a peer's process; its output goes to its log.
@@ -391,11 +394,6 @@ pub(super) fn block<T>(work: impl Future<Output = Result<T, FleetError>>) -> Res
             ended = work => ended,
         }
     })
-}
-
-/// A JSON body.
-pub(super) fn json(value: &Value) -> super::client::Payload {
-    Some(("application/json", value.to_string().into_bytes()))
 }
 
 fn temporary_dir() -> Result<PathBuf, FleetError> {

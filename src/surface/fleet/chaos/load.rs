@@ -115,8 +115,8 @@ pub async fn submit_all(
         if at >= length {
             break;
         }
-        // Most are short; some run longer than a grace.
-        let steps = if rng.chance(0.2) { 80 + rng.below(170) } else { 10 + rng.below(60) };
+        // Some run longer than a grace.
+        let steps = if rng.chance(0.4) { 80 + rng.below(170) } else { 10 + rng.below(60) };
         let spec = yard.training(&format!("chaos-{n}"), steps, &[])?;
         tokio::time::sleep(at.saturating_sub(begun.elapsed())).await;
         let caller = Caller {

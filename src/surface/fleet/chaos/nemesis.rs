@@ -17,8 +17,8 @@ use crate::surface::documents::boottime_now;
 
 /// A peer that was told to end must have ended within this.
 const ENDS_WITHIN: Duration = Duration::from_secs(25);
-/// What looks after the processes looks this often, and starts one again after so long.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// What looks after the processes looks this often, and starts one again that ended.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How `up` ends when its disk fails (app/command.rs): the one end that a peer may choose for itself.
 const EXIT_DISK: i32 = 74;
 
@@ -221,10 +221,10 @@ impl Keeper<'_> {
                 }
             }
             Fault::Rolling => return self.roll(planned.lasts).await,
-            Fault::KillGuards(p) => return Ok(self.guards(p)),
+            Fault::KillGuards(p) => return Ok(self.guards(p, true)),
             Fault::KillBoth(p) => {
                 self.kill(p).await?;
-                let more = self.guards(p);
+                let more = self.guards(p, false);
                 self.until(begun, end).await?;
                 self.start(p)?;
                 return Ok(more);
@@ -234,10 +234,17 @@ impl Keeper<'_> {
         Ok(String::new())
     }
 
-    fn guards(&mut self, i: usize) -> String {
-        let n = kill_guards(&self.fleet.peers[i].state());
-        with(self.diary, |d| d.guards_killed += n as u64);
-        format!(" ({n} guards)")
+    /// At this peer, or at the first after it that has any: which, how many.
+    fn guards(&mut self, i: usize, walk: bool) -> String {
+        let peers = self.fleet.peers.len();
+        for at in (i..i + if walk { peers } else { 1 }).map(|at| at % peers) {
+            let n = kill_guards(&self.fleet.peers[at].state());
+            if n > 0 {
+                with(self.diary, |d| d.guards_killed += n as u64);
+                return format!(" ({n} at {})", self.fleet.peers[at].name);
+            }
+        }
+        " (there was none)".into()
     }
 
     async fn roll(&mut self, lasts: Span) -> Result<String, FleetError> {

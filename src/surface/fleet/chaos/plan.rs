@@ -33,7 +33,7 @@ pub enum Fault {
     Storm(usize),
     /// SIGTERM, the end, and a start: every peer, one after another.
     Rolling,
-    /// SIGKILL to the guards of what runs there; the peer goes on.
+    /// SIGKILL to the guards of what runs there (or at the next peer that runs anything); the peer goes on.
     KillGuards(usize),
     /// SIGKILL to the peer and to its guards; the peer is started again at the end.
     KillBoth(usize),
