@@ -98,6 +98,13 @@ impl Ground {
         self.yard.training(&format!("scenario-{}", self.named), steps, &clusters).expect("a job")
     }
 
+    /// The same with a grace that outlasts the start of a peer on a busy machine.
+    pub fn patient(&mut self, steps: u64, clusters: &[usize]) -> JobSpec {
+        let mut spec = self.training(steps, clusters);
+        spec.on_lost_contact.grace = Some(Span::secs(20));
+        spec
+    }
+
     pub async fn submit(&self, at: usize, spec: &JobSpec) -> String {
         self.fleet
             .submit(at, spec, &spec.name)

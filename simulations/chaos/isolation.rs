@@ -2,7 +2,6 @@
 
 use starling::base::Span;
 use starling::model::JobState;
-use starling::model::spec::OnLostContact;
 use starling::surface::fleet::chaos;
 use starling::surface::ledger::Kind;
 
@@ -20,8 +19,7 @@ fn done(ground: &Ground, id: &str) -> Result<(), String> {
 }
 
 pub async fn finishes_while_cut_off_and_is_run_once(ground: &mut Ground) {
-    let mut spec = ground.training(25, &[]);
-    spec.on_lost_contact = OnLostContact { grace: Some(Span::secs(20)), ..spec.on_lost_contact };
+    let spec = ground.patient(25, &[]);
     let id = ground.submit(0, &spec).await;
     let at = ground.stepped(&id, 3).await;
     let asked = ground.other(&[at]);

@@ -237,7 +237,10 @@ mod tests {
         let text: Vec<String> = make(7).iter().take(2).map(Planned::to_string).collect();
         assert_eq!(text, FIRST_OF_SEED_7);
     }
-    const FIRST_OF_SEED_7: [&str; 2] = ["", ""];
+    const FIRST_OF_SEED_7: [&str; 2] = [
+        "    3.1 s  for   1.9 s  cut the way from c5 to c2",
+        "    5.0 s  for   0.5 s  SIGKILL to the guards at c1",
+    ];
 
     #[test]
     fn every_kind_comes_up_and_stays_within_its_time() {
