@@ -69,7 +69,7 @@ impl Network {
         ip(&["netns", "add", &hub], "").map_err(NetworkError::NotHere)?;
         // From here on dropping it cleans up.
         let mut network = Self { hosts: Vec::new(), prefix, cuts: BTreeSet::new() };
-        let mut lines = format!("link add br0 type bridge\nlink set br0 up\n");
+        let mut lines = "link add br0 type bridge\nlink set br0 up\n".to_owned();
         ip(&["-n", &hub, "-batch", "-"], &lines).map_err(NetworkError::NotHere)?;
         for i in 0..count {
             let name = network.name(i);

@@ -43,9 +43,12 @@ pub const DISK_MIB: u32 = 96;
 const RESERVE: Bytes = Bytes::mib(8);
 /// After the healing every job must end within this.
 const ENDS_WITHIN: Duration = Duration::from_secs(150);
-/// A violation of this machine or command line, and not of Starling.
+/// It cannot be done on this machine,
 const EXIT_REFUSED: u8 = 5;
+/// it went wrong and nothing was judged,
 const EXIT_FAULT: u8 = 8;
+/// or somebody stopped it.
+const EXIT_INTERRUPTED: u8 = 130;
 
 /// What is not tried, said each time.
 const LEFT_OUT: [&str; 3] = [
@@ -84,8 +87,11 @@ pub fn main(args: ChaosArgs) -> ExitCode {
         }
         Err(error) => {
             eprintln!("starling: chaos: {error}");
-            let refused = matches!(error, FleetError::Network(_) | FleetError::Invalid(_));
-            ExitCode::from(if refused { EXIT_REFUSED } else { EXIT_FAULT })
+            ExitCode::from(match error {
+                FleetError::Network(_) | FleetError::Invalid(_) => EXIT_REFUSED,
+                FleetError::Interrupted => EXIT_INTERRUPTED,
+                _ => EXIT_FAULT,
+            })
         }
     }
 }
@@ -101,7 +107,7 @@ pub fn adapt(i: u32, config: &mut Config) {
     config.limits.log_bytes = Bytes(64 << 10);
     config.limits.log_files = 2;
     config.limits.attempts_kept = 200;
-    config.shutdown.jobs = if i % 2 == 0 { ShutdownJobs::Move } else { ShutdownJobs::Leave };
+    config.shutdown.jobs = if i.is_multiple_of(2) { ShutdownJobs::Move } else { ShutdownJobs::Leave };
     config.shutdown.notice = Span::secs(2);
     config.shutdown.deadline = Span::secs(10);
 }
@@ -114,8 +120,8 @@ struct Stage {
 }
 
 impl Stage {
-    async fn set(peers: u32, dir: &Path) -> Result<Self, FleetError> {
-        let network = Network::new(peers as usize)?;
+    async fn set(network: Network, dir: &Path) -> Result<Self, FleetError> {
+        let peers = u32::try_from(network.hosts.len()).unwrap_or(u32::MAX);
         let disks = Disks::new((1..=peers).map(|i| dir.join(format!("c{i}/state"))), DISK_MIB)?;
         let fleet = start(peers, &network.hosts, dir, None).await?;
         Ok(Self { fleet, network, disks })
@@ -134,22 +140,44 @@ pub async fn start(
     Fleet::start(&shape, Some(dir), |_| {}).await
 }
 
-async fn run(args: &ChaosArgs, planned: &[Planned], length: Duration) -> Result<ChaosSummary, FleetError> {
-    let (dir, ours) = match &args.dir {
-        Some(dir) => (dir.clone(), false),
-        None => (temporary_dir()?, true),
-    };
-    std::fs::create_dir_all(&dir).map_err(io(dir.display()))?;
-    // Jobs run in folders of their own.
-    let dir = dir.canonicalize().map_err(io(dir.display()))?;
-    let outcome = perform(args, planned, length, &dir).await;
-    let clean = outcome.as_ref().is_ok_and(|s| s.violations == 0);
-    if ours && clean {
-        // What cannot be removed is only litter.
-        let _ = std::fs::remove_dir_all(&dir);
-    } else {
-        eprintln!("logs, ledger and states are in {}", dir.display());
+/// Where everything lies. Dropping it removes it, unless it was given or is to be kept.
+struct Folder {
+    path: PathBuf,
+    keep: bool,
+}
+
+impl Folder {
+    fn new(given: Option<&Path>) -> Result<Self, FleetError> {
+        let path = match given {
+            Some(dir) => {
+                std::fs::create_dir_all(dir).map_err(io(dir.display()))?;
+                // Jobs run in folders of their own.
+                dir.canonicalize().map_err(io(dir.display()))?
+            }
+            None => temporary_dir()?,
+        };
+        Ok(Self { path, keep: given.is_some() })
     }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if self.keep {
+            eprintln!("logs, ledger and states are in {}", self.path.display());
+        } else {
+            // What cannot be removed is only litter.
+            let _ = std::fs::remove_dir_all(&self.path);
+        }
+    }
+}
+
+async fn run(args: &ChaosArgs, planned: &[Planned], length: Duration) -> Result<ChaosSummary, FleetError> {
+    // First, since this is what fails where chaos cannot be.
+    let network = Network::new(args.peers as usize)?;
+    let mut folder = Folder::new(args.dir.as_deref())?;
+    let path = folder.path.clone();
+    let outcome = perform(args, planned, length, &path, network).await;
+    folder.keep |= !outcome.as_ref().is_ok_and(|s| s.violations == 0);
     outcome
 }
 
@@ -158,8 +186,9 @@ async fn perform(
     planned: &[Planned],
     length: Duration,
     dir: &Path,
+    network: Network,
 ) -> Result<ChaosSummary, FleetError> {
-    let mut stage = Stage::set(args.peers, dir).await?;
+    let mut stage = Stage::set(network, dir).await?;
     eprintln!("{} peers agree, each in its own network namespace; it begins", stage.fleet.peers.len());
     let (begun, begun_us) = (Instant::now(), boottime_now().0);
     let diary = Shared::default();

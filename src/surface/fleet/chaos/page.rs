@@ -211,7 +211,7 @@ fn timeline(out: &mut String, story: &Story<'_>) {
     }
     out.push_str("</svg></div>\n");
     if all > rows.len() {
-        let _ = write!(out, "<p>{} of {all} jobs are drawn, those with the most attempts.</p>\n", rows.len());
+        let _ = writeln!(out, "<p>{} of {all} jobs are drawn, those with the most attempts.</p>", rows.len());
     }
 }
 
