@@ -92,9 +92,9 @@ const BOOT_BITS: u32 = 20;
 /// and those that count the admissions and removals of the name. The core packs the whole into 32.
 const GENERATION_BITS: u32 = 12;
 
-/// The number of a start. Job ids, contact ids, nonces, ballots and gossip are made unique by (name, number), so a
-/// name that is admitted again with an empty disk, whose own count begins anew, must not begin at 1 again:
-/// what it makes would be taken for what it made before.
+/// The number of a start. Gossip generations, links and flashes are told apart by (name, number), so a name that
+/// is admitted again with an empty disk, whose own count begins anew, must not begin at 1 again: what it says
+/// would be taken for what it said before. (The core's own numbers are kept apart by the disk's id, too.)
 fn boot_number(name: &PeerName, generation: u64, boot: u64) -> Result<u64, OpenError> {
     let admitted = generation.saturating_sub(1);
     if admitted >> GENERATION_BITS != 0 || boot >> BOOT_BITS != 0 {
