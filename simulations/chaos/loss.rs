@@ -101,7 +101,7 @@ pub async fn a_disk_is_lost_and_a_second_home_restarts(ground: &mut Ground) {
     assert!(refused.contains("ended with exit status: 5"), "{refused}");
     // Then as the message says: removed, and joined with an empty folder.
     let asked = ground.other(&[first, second]);
-    ground.delete(asked, &format!("/v1/members/{name}")).await;
+    ground.delete(asked, &format!("/v1/members/{name}?force=true")).await;
     std::fs::remove_dir_all(ground.state(first)).expect("removed");
     let join = ground.fleet.token(asked).await.expect("a token");
     ground.fleet.spawn(first, Some(&join)).expect("it starts");
@@ -138,7 +138,7 @@ pub async fn a_member_is_removed_while_it_is_suspected(ground: &mut Ground) {
         other => Err(other.to_owned()),
     })
     .await;
-    let removed = ground.delete(asked, &format!("/v1/members/{}", ground.name(gone))).await;
+    let removed = ground.delete(asked, &format!("/v1/members/{}?force=true", ground.name(gone))).await;
     assert_eq!(removed["removed"], true, "{removed}");
     for id in &ids {
         ground.in_state(asked, id, JobState::Succeeded).await;

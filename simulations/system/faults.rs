@@ -185,7 +185,7 @@ fn a_name_that_joins_again_with_an_empty_disk_makes_nothing_twice() {
         succeeded(mesh.state("alpha"), id);
     }
     mesh.peer_mut("delta").kill();
-    cli(mesh.state("beta"), &["member", "remove", "delta"]).ok();
+    cli(mesh.state("beta"), &["member", "remove", "--force", "delta"]).ok();
     std::fs::remove_dir_all(&state).expect("removed");
     let join = mesh.peer("beta").token();
     let delta = mesh.peer_mut("delta");

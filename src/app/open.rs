@@ -51,7 +51,7 @@ pub enum OpenError {
     /// Keys without a store: the disk with the records was lost. A new store under the old name would be a mesh
     /// of its own that no other member talks to, and nobody would be told.
     #[error(
-        "the state folder has the keys of {0} but no store: its records are lost; remove the member {0} at another peer (`starling member remove {0}`), then start with an empty state folder and --join"
+        "the state folder has the keys of {0} but no store: its records are lost; remove the member {0} at another peer (`starling member remove --force {0}`), then start with an empty state folder and --join"
     )]
     StoreLost(PeerName),
     /// Numbers of starts are used up.
