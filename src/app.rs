@@ -94,7 +94,7 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
     open::announce(&settings, &opened, quic).await?;
 
     let seed = open::seed()?;
-    let mut gossip = GossipConfig::new(identity.mesh(), name.clone(), store.boot(), seed);
+    let mut gossip = GossipConfig::new(identity.mesh(), name.clone(), opened.boot, seed);
     (gossip.fast, gossip.slow) = settings.gossip;
     let mut mesh_config = MeshConfig::new(gossip);
     mesh_config.rules = settings.liveness;
@@ -121,7 +121,7 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
     let core_config = CoreConfig {
         name: name.clone(),
         store: store.id(),
-        boot: store.boot(),
+        boot: opened.boot,
         replicas: settings.replicas,
         renew_every: settings.renew_every,
         rho_milli: settings.rho_milli,

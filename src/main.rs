@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use starling::backends::local::guard;
 use starling::surface::cli::{self, Wiring};
-use starling::surface::fleet::{demo, replay};
+use starling::surface::fleet::{chaos, demo, replay};
 
 fn main() -> ExitCode {
     cli::main(Wiring {
@@ -12,10 +12,6 @@ fn main() -> ExitCode {
         up: starling::app::command::main,
         demo: demo::main,
         replay: replay::main,
-        chaos: |_| {
-            eprintln!("starling: chaos on real peers is not there yet; the core's is:");
-            eprintln!("  cargo run --release --example simulate -- seeds --count 100");
-            ExitCode::from(2)
-        },
+        chaos: chaos::main,
     })
 }

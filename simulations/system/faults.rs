@@ -173,3 +173,36 @@ fn what_was_answered_is_there_after_kills_at_any_moment() {
     let again = try_submit(mesh.state("beta"), spec, Some("round-0-0")).expect("taken");
     assert_eq!(again, answered[0]);
 }
+
+#[test]
+fn a_name_that_joins_again_with_an_empty_disk_makes_nothing_twice() {
+    let mut mesh = Mesh::start(["alpha", "beta", "gamma", "delta"].map(Plan::new));
+    let spec = "resources: {gpus: 1, cpus: 100m, memory: 100M}\nrun: [\"true\"]\n";
+    let state = mesh.state("delta").to_owned();
+    // Of so many, some have homes that do not change when delta's disk does.
+    let old: Vec<String> = (0..16).map(|_| submit(&state, spec)).collect();
+    for id in &old {
+        succeeded(mesh.state("alpha"), id);
+    }
+    mesh.peer_mut("delta").kill();
+    cli(mesh.state("beta"), &["member", "remove", "--force", "delta"]).ok();
+    std::fs::remove_dir_all(&state).expect("removed");
+    let join = mesh.peer("beta").token();
+    let delta = mesh.peer_mut("delta");
+    delta.spawn(Some(&join));
+    delta.wait_up();
+    // With its report: others may place work there.
+    mesh.agree();
+    for id in (0..16).map(|_| submit(&state, spec)) {
+        assert!(!old.contains(&id), "the id of a new job was an old one's: {id}");
+        let job = succeeded(mesh.state("alpha"), &id);
+        assert_eq!(of_attempts(&job, "epoch").len(), 1, "{job:#}");
+    }
+    let only = submit(mesh.state("alpha"), &format!("placement: {{clusters: [delta]}}\n{spec}"));
+    assert_eq!(cluster_of_last(&succeeded(mesh.state("gamma"), &only)), "delta");
+}
+
+/// Where a job's newest attempt was.
+fn cluster_of_last(job: &Value) -> String {
+    of_attempts(job, "cluster").last().and_then(Value::as_str).expect("an attempt").to_owned()
+}

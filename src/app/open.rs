@@ -48,6 +48,17 @@ pub enum OpenError {
     /// The folder belongs to a peer of another name.
     #[error("this state folder belongs to {0}, not to {1}: give it its own --state")]
     Name(PeerName, PeerName),
+    /// Keys without a store: the disk with the records was lost. A new store under the old name would be a mesh
+    /// of its own that no other member talks to, and nobody would be told.
+    #[error(
+        "the state folder has the keys of {0} but no store: its records are lost; remove the member {0} at another peer (`starling member remove --force {0}`), then start with an empty state folder and --join"
+    )]
+    StoreLost(PeerName),
+    /// Numbers of starts are used up.
+    #[error(
+        "{0} was admitted {1} times and started {2} times: more starts than can be told apart; join under another name"
+    )]
+    Worn(PeerName, u64, u64),
     /// No socket.
     #[error("cannot listen on {0}: {1}")]
     Listen(SocketAddr, io::Error),
@@ -72,6 +83,24 @@ pub struct Opened {
     pub roster: Arc<Roster>,
     /// Where to listen; the port is a real one.
     pub listen: SocketAddr,
+    /// This start's number, above that of every earlier start under this name, on whatever disk.
+    pub boot: u64,
+}
+
+/// Bits of a start's number that count the starts of one disk,
+const BOOT_BITS: u32 = 20;
+/// and those that count the admissions and removals of the name. The core packs the whole into 32.
+const GENERATION_BITS: u32 = 12;
+
+/// The number of a start. Gossip generations, links and flashes are told apart by (name, number), so a name that
+/// is admitted again with an empty disk, whose own count begins anew, must not begin at 1 again: what it says
+/// would be taken for what it said before. (The core's own numbers are kept apart by the disk's id, too.)
+fn boot_number(name: &PeerName, generation: u64, boot: u64) -> Result<u64, OpenError> {
+    let admitted = generation.saturating_sub(1);
+    if admitted >> GENERATION_BITS != 0 || boot >> BOOT_BITS != 0 {
+        return Err(OpenError::Worn(name.clone(), generation, boot));
+    }
+    Ok(admitted << BOOT_BITS | boot)
 }
 
 /// 64 bits from the system, for the core's stream.
@@ -84,6 +113,12 @@ pub fn seed() -> Result<u64, OpenError> {
 /// Opens or makes a state folder, joining a mesh on the way where that is wished.
 pub async fn open(settings: &Settings) -> Result<Opened, OpenError> {
     let state = settings.state.clone();
+    // The store is made before the keys are, so keys alone are what is left of a peer.
+    if !Store::is_at(&state)
+        && let Ok(identity) = Identity::open(&settings.identity(), settings.certificate_lifetime)
+    {
+        return Err(OpenError::StoreLost(identity.name().clone()));
+    }
     let (store, image) = tokio::task::spawn_blocking(move || Store::open(&state))
         .await
         .map_err(|e| OpenError::Rows(e.to_string()))??;
@@ -129,7 +164,10 @@ pub async fn open(settings: &Settings) -> Result<Opened, OpenError> {
     .await?;
     let members = Arc::new(members);
     let roster = Roster::new(members.clone());
-    Ok(Opened { store, image, kv, identity, members, roster, listen })
+    // The first member of a mesh puts itself on the list a little later, as the first of its name.
+    let generation = members.list().entry(identity.name()).map_or(1, |e| e.generation);
+    let boot = boot_number(identity.name(), generation, store.boot())?;
+    Ok(Opened { store, image, kv, identity, members, roster, listen, boot })
 }
 
 /// Puts this peer's own line on the list: as the first member of a new mesh, or with new addresses.
@@ -262,5 +300,40 @@ impl DurableKv for StoreKv {
             };
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_comes_back_starts_above_all_its_earlier_starts() {
+        let name = PeerName::new("a").expect("a name");
+        let number = |generation, boot| boot_number(&name, generation, boot).ok();
+        assert_eq!(number(1, 1), Some(1));
+        assert!(number(3, 1) > number(1, (1 << BOOT_BITS) - 1), "admitted, removed, admitted again");
+        assert_eq!((number(1, 1 << BOOT_BITS), number(1 + (1 << GENERATION_BITS), 1)), (None, None));
+        assert!(number(1 << GENERATION_BITS, (1 << BOOT_BITS) - 1).is_some_and(|n| n <= u64::from(u32::MAX)));
+    }
+
+    #[tokio::test]
+    async fn keys_whose_store_is_gone_start_no_mesh_of_their_own() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let settings = Settings::new(folder.path().to_owned());
+        let opened = open(&settings).await.expect("a first start");
+        let name = opened.identity.name().clone();
+        drop(opened);
+        drop(open(&settings).await.expect("a second start"));
+        for entry in std::fs::read_dir(folder.path()).expect("reads").flatten() {
+            if entry.path() != settings.identity() {
+                std::fs::remove_file(entry.path()).expect("a file of the store");
+            }
+        }
+        // Each time, not only the first.
+        for _ in 0..2 {
+            let refused = open(&settings).await.err().expect("refused");
+            assert!(matches!(&refused, OpenError::StoreLost(lost) if *lost == name), "{refused}");
+        }
     }
 }

@@ -159,7 +159,7 @@ impl Settings {
     }
 
     pub(super) fn net(&self, opened: &Opened) -> NetConfig {
-        let mut config = NetConfig::new(opened.listen, opened.store.id(), opened.store.boot());
+        let mut config = NetConfig::new(opened.listen, opened.store.id(), opened.boot);
         config.probe_every = self.probe_every;
         config.probe_share_milli = self.probe_share_milli;
         config

@@ -31,6 +31,8 @@ use crate::core::{DiskImage, Table, Write};
 
 /// Format of the state folder that this binary writes, and the newest that it reads.
 pub const FORMAT: u32 = 1;
+/// The database's file in the state folder.
+const FILE: &str = "store.redb";
 /// Batches that may wait before `submit` waits.
 const QUEUE_MAX: usize = 4_096;
 /// Batches and bytes that one commit takes at most, so that no batch waits for ever behind a flood.
@@ -74,6 +76,11 @@ pub struct Store {
 }
 
 impl Store {
+    /// A store was made in this state folder; true also where that cannot be told.
+    pub fn is_at(dir: &Path) -> bool {
+        dir.join(FILE).try_exists().unwrap_or(true)
+    }
+
     /// Opens the state folder, makes it where it is not there, and reads all rows. Counts one boot, durably.
     pub fn open(dir: &Path) -> Result<(Self, DiskImage), StoreError> {
         fs::create_dir_all(dir).map_err(|e| StoreError::io("making the state folder", &e))?;
@@ -81,7 +88,7 @@ impl Store {
         check_version_file(dir)?;
         let database = Database::builder()
             .set_cache_size(CACHE_BYTES)
-            .create(dir.join("store.redb"))
+            .create(dir.join(FILE))
             .map_err(|e| StoreError::redb("opening the database", e))?;
         let (id, boot) = count_boot(dir, &database)?;
         sync_dir(dir)?;

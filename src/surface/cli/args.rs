@@ -458,33 +458,49 @@ pub struct ReplayArgs {
 }
 
 fn speed(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(x) if (1e-3..=1e9).contains(&x) => Ok(x),
-        _ => Err("not a number from 0.001 to 1000000000".into()),
-    }
+    number(text, 1e-3, 1e9)
 }
 
 /// `starling chaos`.
 #[derive(Debug, Clone, Args)]
+#[command(after_help = CHAOS_HELP)]
 pub struct ChaosArgs {
-    /// Peers
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=16), value_name = "N")]
-    pub clusters: u32,
-    /// Jobs to submit
-    #[arg(long, default_value_t = 100, value_name = "N")]
-    pub jobs: u32,
-    /// Faults to make
-    #[arg(long, default_value_t = 20, value_name = "N")]
-    pub faults: u32,
-    /// Seeds every choice
+    /// Seeds the faults and the jobs
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub seed: u64,
+    /// How long things go wrong; healing and judging come after it
+    #[arg(long, default_value_t = 2.0, value_parser = |t: &str| number(t, 0.1, 10_080.0), value_name = "M")]
+    pub minutes: f64,
+    /// Peers, each in a network namespace of its own
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(4..=16), value_name = "N")]
+    pub peers: u32,
+    /// Jobs submitted per minute, on average
+    #[arg(long, default_value_t = 40.0, value_parser = |t: &str| number(t, 1.0, 600.0), value_name = "N")]
+    pub jobs_per_minute: f64,
+    /// Write a page with the faults, the attempts and their epochs on one time line
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+    /// Print what would go wrong when, and do nothing
+    #[arg(long)]
+    pub plan: bool,
     /// Filled from the global --json
     #[arg(skip)]
     pub json: bool,
-    /// Folder for states and ledgers; default is a temporary one
+    /// Folder for states, logs and the ledger, which stays; default is one that goes unless something is wrong
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
+}
+
+const CHAOS_HELP: &str = "\
+Real peers run real jobs while their network is cut, their processes are killed or stopped and their disks are \
+filled. What the jobs wrote down is judged at the end, without asking Starling: none lost, none twice, no two \
+attempts at once, no older epoch after a newer one. Exit code 1 if that does not hold. Needs root and iproute2.";
+
+fn number(text: &str, least: f64, most: f64) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(x) if (least..=most).contains(&x) => Ok(x),
+        _ => Err(format!("not a number from {least} to {most}")),
+    }
 }
 
 /// `starling work`.

@@ -65,7 +65,7 @@ pub(super) fn nodes() -> Vec<NodeCapacity> {
 }
 
 async fn run(args: &DemoArgs) -> Result<Summary, FleetError> {
-    let shape = Shape { clusters: args.clusters, nodes: nodes(), attempts_kept: 1_000 };
+    let shape = Shape { clusters: args.clusters, nodes: nodes(), attempts_kept: 1_000, ..Shape::default() };
     let fleet_say = |text: &str| eprintln!("{text}");
     let mut fleet = Fleet::start(&shape, args.dir.as_deref(), fleet_say).await?;
     eprintln!("{} peers agree; their GPUs are declared, not real (virtual)", fleet.peers.len());

@@ -1,9 +1,12 @@
-//! A mesh of real peers on this machine, for people who try Starling: started, watched, broken, stopped.
+//! A mesh of real peers on this machine, for people who try Starling and for tests: started, watched,
+//! broken, stopped.
 #![allow(clippy::disallowed_methods, reason = "starts and times real processes")]
 
+pub mod chaos;
 pub mod demo;
 mod judgement;
 mod live;
+pub mod network;
 pub mod replay;
 
 use std::path::{Path, PathBuf};
@@ -11,8 +14,10 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use axum::http::Method;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tokio::process::{Child, Command};
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::client::{Client, ClientFailure, Target};
 use super::documents::{ClusterList, JobList, SubmitDocument};
@@ -46,6 +51,9 @@ pub enum FleetError {
     /// A request failed.
     #[error("{0}")]
     Ask(#[from] ClientFailure),
+    /// There is no network for the peers.
+    #[error("{0}")]
+    Network(#[from] network::NetworkError),
     /// What was asked for cannot be done.
     #[error("{0}")]
     Invalid(String),
@@ -68,6 +76,35 @@ pub struct FleetPeer {
     /// Asks its API.
     pub client: Client,
     child: Option<Child>,
+    netns: Option<PathBuf>,
+}
+
+impl FleetPeer {
+    /// Its state folder.
+    pub fn state(&self) -> PathBuf {
+        self.dir.join("state")
+    }
+
+    /// Its process was started and nobody has waited for its end.
+    pub fn is_up(&self) -> bool {
+        self.child.is_some()
+    }
+
+    /// How its process ended, if it did so by itself.
+    pub fn ended(&mut self) -> Option<std::process::ExitStatus> {
+        let ended = self.child.as_mut()?.try_wait().ok()??;
+        self.child = None;
+        Some(ended)
+    }
+
+    /// Sends its process a signal; nothing where there is none.
+    pub fn signal(&self, signal: Signal) {
+        let pid = self.child.as_ref().and_then(Child::id).and_then(|id| i32::try_from(id).ok());
+        if let Some(pid) = pid.and_then(Pid::from_raw) {
+            // It may have ended by itself.
+            let _ = kill_process(pid, signal);
+        }
+    }
 }
 
 /// A mesh of peers, each a process of its own. Dropping it ends them.
@@ -81,24 +118,37 @@ pub struct Fleet {
     exe: PathBuf,
 }
 
+/// Has the last word on the configuration of a peer, given by its place in the mesh.
+pub type Adapt = dyn Fn(u32, &mut Config) + Send + Sync;
+
 /// What the clusters of a mesh are like.
-pub struct Shape {
+#[derive(Default)]
+pub struct Shape<'a> {
     /// How many.
     pub clusters: u32,
     /// Node groups of each.
     pub nodes: Vec<NodeCapacity>,
     /// Logs of so many ended attempts are kept.
     pub attempts_kept: usize,
+    /// The binary that they run; none means this program's own.
+    pub exe: Option<PathBuf>,
+    /// Where each lives; those that are not named live on loopback.
+    pub hosts: &'a [network::Host],
+    /// What else is different from the defaults of a demo.
+    pub adapt: Option<&'a Adapt>,
 }
 
 impl Fleet {
     /// Starts the first peer, lets the others join it with tokens, and waits until all agree.
     pub async fn start(
-        shape: &Shape,
+        shape: &Shape<'_>,
         dir: Option<&Path>,
         mut say: impl FnMut(&str),
     ) -> Result<Self, FleetError> {
-        let exe = std::env::current_exe().map_err(io("this program's own path"))?;
+        let exe = match &shape.exe {
+            Some(exe) => exe.clone(),
+            None => std::env::current_exe().map_err(io("this program's own path"))?,
+        };
         let (dir, temporary) = match dir {
             Some(dir) => (dir.to_owned(), None),
             None => {
@@ -115,12 +165,7 @@ impl Fleet {
         say(&format!("{} is up and starts the mesh", fleet.peers[0].name));
         for i in 1..fleet.peers.len() {
             // Through the one before it: any member admits.
-            let made: Value = fleet.peers[i - 1]
-                .client
-                .send(Method::POST, "/v1/tokens", json(&serde_json::json!({})))
-                .await?;
-            let text = |key: &str| made.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
-            let join = format!("{}@{}", text("token"), text("listen"));
+            let join = fleet.token(i - 1).await?;
             fleet.spawn(i, Some(&join))?;
             fleet.ready(i).await?;
             say(&format!("{} joined with a token", fleet.peers[i].name));
@@ -129,7 +174,7 @@ impl Fleet {
         Ok(fleet)
     }
 
-    fn add_peer(&mut self, shape: &Shape, i: u32) -> Result<(), FleetError> {
+    fn add_peer(&mut self, shape: &Shape<'_>, i: u32) -> Result<(), FleetError> {
         let name = PeerName::new(&format!("c{}", i + 1)).map_err(|e| FleetError::Invalid(e.to_string()))?;
         let dir = self.dir.join(name.as_str());
         std::fs::create_dir_all(&dir).map_err(io(dir.display()))?;
@@ -149,11 +194,26 @@ impl Fleet {
         config.timing.probe_every = Some(Span::secs(30));
         config.limits.attempts_kept = shape.attempts_kept;
         config.limits.disk_reserve = crate::base::Bytes::mib(64);
+        let host = shape.hosts.get(i as usize);
+        if let Some(host) = host {
+            config.listen = (host.address, crate::model::config::LISTEN_PORT).into();
+        }
+        if let Some(adapt) = shape.adapt {
+            adapt(i, &mut config);
+        }
         let file = dir.join("starling.toml");
         std::fs::write(&file, config.to_toml()).map_err(io(file.display()))?;
         let client = Client::new(Target::Unix(dir.join("state/api.sock")), None, None)?;
-        self.peers.push(FleetPeer { name, dir, client, child: None });
+        self.peers.push(FleetPeer { name, dir, client, child: None, netns: host.map(|h| h.netns.clone()) });
         Ok(())
+    }
+
+    /// A token with which a peer can join at this one: `TOKEN@HOST:PORT`.
+    pub async fn token(&self, i: usize) -> Result<String, FleetError> {
+        let empty = Some(("application/json", b"{}".to_vec()));
+        let made: Value = self.peers[i].client.send(Method::POST, "/v1/tokens", empty).await?;
+        let text = |key: &str| made.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+        Ok(format!("{}@{}", text("token"), text("listen")))
     }
 
     /// Starts a peer's process; its output goes to its log.
@@ -165,13 +225,21 @@ impl Fleet {
             .open(peer.dir.join("log"))
             .map_err(io("log"))?;
         let errors = log.try_clone().map_err(io("log"))?;
-        let mut command = Command::new(&self.exe);
+        let mut command = match &peer.netns {
+            None => Command::new(&self.exe),
+            Some(netns) => {
+                // Becomes the peer, so that the process is the peer's.
+                let mut command = Command::new("nsenter");
+                command.arg(format!("--net={}", netns.display())).arg("--").arg(&self.exe);
+                command
+            }
+        };
         command
             .arg("up")
             .arg("--config")
             .arg(peer.dir.join("starling.toml"))
             .arg("--state")
-            .arg(peer.dir.join("state"));
+            .arg(peer.state());
         if let Some(join) = join {
             command.arg("--join").arg(join);
         }
@@ -238,12 +306,7 @@ impl Fleet {
 
     /// Submits a job at a peer; its id.
     pub async fn submit(&self, i: usize, spec: &JobSpec, key: &str) -> Result<String, FleetError> {
-        let payload = Some(("application/yaml", render_spec(spec).into_bytes()));
-        let key = [("idempotency-key", key.to_owned())];
-        let within = Duration::from_secs(30);
-        let made: SubmitDocument =
-            self.peers[i].client.json(Method::POST, "/v1/jobs", payload, &key, within).await?;
-        Ok(made.id.to_string())
+        Ok(submit(&self.peers[i].client, spec, key, Duration::from_secs(30)).await?)
     }
 
     /// All jobs of the mesh, as a living peer sees them.
@@ -260,6 +323,19 @@ impl Fleet {
         Ok(peer.client.get("/v1/clusters").await?)
     }
 
+    /// SIGTERM, and the wait for its end; SIGKILL where that does not come within `within`. True if it ended
+    /// by itself and well.
+    pub async fn terminate(&mut self, i: usize, within: Duration) -> Result<bool, FleetError> {
+        self.peers[i].signal(Signal::TERM);
+        let Some(child) = self.peers[i].child.as_mut() else { return Ok(true) };
+        if let Ok(status) = tokio::time::timeout(within, child.wait()).await {
+            self.peers[i].child = None;
+            return Ok(status.map_err(io("the end of a peer"))?.success());
+        }
+        self.kill(i).await?;
+        Ok(false)
+    }
+
     /// SIGKILL.
     pub async fn kill(&mut self, i: usize) -> Result<(), FleetError> {
         if let Some(mut child) = self.peers[i].child.take() {
@@ -271,12 +347,7 @@ impl Fleet {
     /// Ends all peers; their folders go unless they are wanted.
     pub async fn stop(mut self, keep_files: bool) {
         for peer in &self.peers {
-            if let Some(pid) = peer.child.as_ref().and_then(Child::id).and_then(|id| i32::try_from(id).ok())
-                && let Some(pid) = rustix::process::Pid::from_raw(pid)
-            {
-                // It may have ended by itself.
-                let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
-            }
+            peer.signal(Signal::TERM);
         }
         for peer in &mut self.peers {
             if let Some(child) = peer.child.as_mut() {
@@ -299,20 +370,30 @@ impl Fleet {
     }
 }
 
+/// Submits a job at a peer; its id.
+pub async fn submit(
+    client: &Client,
+    spec: &JobSpec,
+    key: &str,
+    within: Duration,
+) -> Result<String, ClientFailure> {
+    let payload = Some(("application/yaml", render_spec(spec).into_bytes()));
+    let key = [("idempotency-key", key.to_owned())];
+    let made: SubmitDocument = client.json(Method::POST, "/v1/jobs", payload, &key, within).await?;
+    Ok(made.id.to_string())
+}
+
 /// Runs a demo or replay to its end, or until the person at the keyboard interrupts it.
 pub(super) fn block<T>(work: impl Future<Output = Result<T, FleetError>>) -> Result<T, FleetError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     runtime.map_err(io("starting threads"))?.block_on(async {
+        let mut term = signal(SignalKind::terminate()).map_err(io("signals"))?;
         tokio::select! { biased;
             _ = tokio::signal::ctrl_c() => Err(FleetError::Interrupted),
+            _ = term.recv() => Err(FleetError::Interrupted),
             ended = work => ended,
         }
     })
-}
-
-/// A JSON body.
-pub(super) fn json(value: &Value) -> super::client::Payload {
-    Some(("application/json", value.to_string().into_bytes()))
 }
 
 fn temporary_dir() -> Result<PathBuf, FleetError> {

@@ -120,7 +120,7 @@ async fn run(args: &ReplayArgs) -> Result<Report, FleetError> {
         memory: Bytes::gib(512),
         declared: true,
     }];
-    let shape = Shape { clusters: args.clusters, nodes, attempts_kept: 100 };
+    let shape = Shape { clusters: args.clusters, nodes, attempts_kept: 100, ..Shape::default() };
     let fleet = Fleet::start(&shape, args.dir.as_deref(), |text| eprintln!("{text}")).await?;
     eprintln!("{} peers of {} virtual GPUs each agree", fleet.peers.len(), NODES * GPUS_PER_NODE);
     let outcome = play(&fleet, args, &jobs, rows_left_out).await;

@@ -32,6 +32,12 @@ pub struct Verdict {
     /// Jobs of which two processes were alive at once for one rank, an epoch was started twice, or a
     /// rank was done twice.
     pub run_twice: u64,
+    /// Pairs of processes of one rank that were alive at once.
+    #[serde(default)]
+    pub overlaps: u64,
+    /// Processes that wrote after one of a newer epoch had begun.
+    #[serde(default)]
+    pub stale_writes: u64,
     /// Jobs that ran at more than one cluster.
     pub moved: u64,
     /// Steps that were skipped.
@@ -51,7 +57,15 @@ pub struct Verdict {
 impl Verdict {
     /// Every expected job ran exactly once, step by step.
     pub fn holds(&self) -> bool {
-        let wrong = [self.lost, self.run_twice, self.gaps, self.repeats, self.malformed];
+        let wrong = [
+            self.lost,
+            self.run_twice,
+            self.overlaps,
+            self.stale_writes,
+            self.gaps,
+            self.repeats,
+            self.malformed,
+        ];
         self.succeeded == self.expected && wrong.iter().all(|n| *n == 0)
     }
 
@@ -145,11 +159,23 @@ fn ran_twice(job: &str, rank: u32, lives: &Lives, verdict: &mut Verdict) -> bool
             && life.from_us < earlier.to_us
         {
             twice = true;
+            verdict.overlaps += 1;
             let both = earlier.to_us.min(life.to_us) - life.from_us;
             verdict.note(format!("{job}/{rank}: epochs {} and {} ran at once for {both} us", other.0, key.0));
         }
         if latest.is_none_or(|(_, l)| life.to_us >= l.to_us) {
             latest = Some((key, life));
+        }
+    }
+    for ((epoch, _), life) in lives {
+        let newer = lives.iter().filter(|((other, _), _)| other > epoch);
+        let begun = newer.map(|((other, _), l)| (l.from_us, *other)).min();
+        if let Some((begun, other)) = begun.filter(|(begun, _)| *begun < life.to_us) {
+            twice = true;
+            verdict.stale_writes += 1;
+            let late = life.to_us - begun;
+            verdict
+                .note(format!("{job}/{rank}: epoch {epoch} wrote {late} us after epoch {other} had begun"));
         }
     }
     for ((epoch, _), (next, _)) in lives.keys().zip(lives.keys().skip(1)) {

@@ -106,6 +106,7 @@ fn two_alive_at_once_ran_twice() {
     let old = || hand("j", 1, 7, "a", 0).steps(0..6);
     let v = verdict(vec![old(), hand("j", 2, 8, "b", 59).steps(0..10).done()], 1);
     assert_eq!((v.run_twice, v.succeeded), (1, 0), "{v:?}");
+    assert_eq!((v.overlaps, v.stale_writes), (1, 1), "{v:?}");
     let v = verdict(vec![old(), hand("j", 2, 8, "b", 60).steps(0..10).done()], 1);
     assert_eq!((v.run_twice, v.succeeded), (0, 1), "one ends as the other begins: {v:?}");
     // A short newer life inside a long older one, then a third: every pair counts.
@@ -113,6 +114,25 @@ fn two_alive_at_once_ran_twice() {
     let v = verdict(vec![long, hand("j", 2, 8, "b", 10), hand("j", 3, 9, "c", 95).steps(0..10).done()], 1);
     assert_eq!(v.run_twice, 1);
     assert_eq!(v.notes.iter().filter(|n| n.contains("at once")).count(), 2, "{v:?}");
+}
+
+#[test]
+fn an_older_epoch_that_writes_after_a_newer_one_is_stale_even_alone() {
+    // The newer one has ended by the time: nothing overlaps.
+    let newer = hand("j", 2, 8, "b", 0).steps(0..4).kept(4);
+    let v = verdict(vec![newer, hand("j", 1, 7, "a", 500).steps(4..10).done()], 1);
+    assert_eq!((v.overlaps, v.stale_writes, v.run_twice, v.succeeded), (0, 1, 1, 0), "{v:?}");
+    assert!(!v.holds());
+    // Two processes of the older epoch: each is seen, whatever the other did.
+    let v = verdict(
+        vec![
+            hand("j", 1, 6, "a", 0).steps(0..2),
+            hand("j", 1, 7, "a", 90).steps(0..2),
+            hand("j", 2, 8, "b", 80).steps(2..10).done(),
+        ],
+        1,
+    );
+    assert_eq!(v.stale_writes, 1, "{v:?}");
 }
 
 #[test]
