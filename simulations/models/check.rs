@@ -11,6 +11,8 @@ pub struct Run {
     pub name: &'static str,
     /// Stop when this invariant is broken; else only when every state was seen.
     pub until: Option<&'static str>,
+    /// One makes counts and traces the same every time; 0 is one for each core.
+    pub threads: usize,
 }
 
 /// What a run showed.
@@ -64,7 +66,8 @@ impl Run {
         M::Action: Clone + PartialEq + std::fmt::Debug + Send + Sync,
     {
         let begun = Instant::now();
-        let threads = std::thread::available_parallelism().map_or(2, |n| n.get().min(8));
+        let cores = || std::thread::available_parallelism().map_or(2, |n| n.get().min(8));
+        let threads = if self.threads == 0 { cores() } else { self.threads };
         let mut builder = model.clone().checker().threads(threads);
         if let Some(id) = self.until {
             builder = builder.finish_when(HasDiscoveries::AnyOf(BTreeSet::from([id])));

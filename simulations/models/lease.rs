@@ -120,6 +120,10 @@ struct Side {
     orphan: bool,
     /// Newest epoch that cluster 1 has durably closed.
     closed: u8,
+    /// Incarnations of a newer series to which the cluster has asked to move the binding (bits). Until it
+    /// knows the outcome, the record may be bound to either: the attempt lives by the older of the two last
+    /// renewals, and no renewal of the older series extends it.
+    moving: u8,
     /// Closes under way (bits by epoch), and whether they say success.
     told: u8,
     succeeded: bool,
@@ -164,6 +168,8 @@ pub enum Action {
     /// The job's record: placed at a cluster, bound to an incarnation.
     Place(u8, u8, u8),
     Free(u8),
+    /// The cluster asks to move the binding to a newer series; the swap is made.
+    Move(u8, u8),
     Rebind(u8, u8),
     Close(u8, u8),
     /// Cluster 1 starts the epoch that it has read, bound to this incarnation.
@@ -190,6 +196,11 @@ pub enum Action {
 
 fn bit(n: u8) -> u8 {
     1 << n
+}
+
+/// From a series to a newer one.
+fn crosses(from: u8, to: u8) -> bool {
+    from < SECOND && to >= SECOND
 }
 
 fn older(age: u8, most: u8) -> u8 {
@@ -303,6 +314,12 @@ impl Lease {
         (1..=self.sizes.epochs).filter(|e| e % 2 == 1)
     }
 
+    /// The record may be bound to a newer series already.
+    fn in_doubt(&self, side: &Side, bound: u8) -> bool {
+        let newer = (SECOND..LABELS as u8).any(|to| side.moving & bit(to) != 0);
+        bound < SECOND && newer && !self.is(Bug::OldSeriesExtends)
+    }
+
     /// Epochs of cluster 1 that it may still start: read, and not closed.
     fn startable<'a>(&'a self, side: &'a Side) -> impl Iterator<Item = (u8, u8)> + 'a {
         self.odd_epochs()
@@ -329,6 +346,9 @@ impl Lease {
             }
             if side.told == 0 && side.runs == 0 {
                 side.succeeded = false;
+            }
+            if side.closed >= side.record.epoch && side.record.at != 1 {
+                side.moving = 0;
             }
             if side.closed >= last && side.runs == 0 && side.told == 0 {
                 side.closed = last;
@@ -421,9 +441,17 @@ impl Lease {
                 actions.push(Action::Free(j));
             }
             for to in record.bound + 1..LABELS as u8 {
-                if executor.held & bit(to) != 0 {
+                let asked = !crosses(record.bound, to) || side.moving & bit(to) != 0;
+                if executor.held & bit(to) != 0 && asked {
                     actions.push(Action::Rebind(j, to));
                 }
+            }
+        }
+        let here = (side.runs != 0 && !side.orphan) || self.startable(side).next().is_some();
+        for to in SECOND..LABELS as u8 {
+            let fresh = executor.renewed[usize::from(to)] < self.sizes.hold[i];
+            if here && fresh && executor.mine[1] == to && side.moving & bit(to) == 0 && side.bound < SECOND {
+                actions.push(Action::Move(j, to));
             }
         }
         for epoch in self.odd_epochs().filter(|e| side.told & bit(*e) != 0) {
@@ -432,7 +460,7 @@ impl Lease {
         for (epoch, bound) in self.startable(side) {
             let current = executor.mine.contains(&bound);
             let fresh = |b: u8| executor.renewed[usize::from(b)] < self.sizes.hold[i];
-            if current && fresh(bound) {
+            if current && fresh(bound) && !self.in_doubt(side, bound) {
                 actions.push(Action::Start(j, epoch, bound));
             }
             let newest = executor.mine[0];
@@ -542,7 +570,7 @@ impl Lease {
         let renewed = &mut state.executor.renewed[usize::from(incarnation)];
         *renewed = (*renewed).min(age);
         for side in state.jobs.iter_mut().filter(|side| side.runs != 0) {
-            let bound = side.bound == incarnation;
+            let bound = side.bound == incarnation && !self.in_doubt(side, incarnation);
             if bound || self.is(Bug::RenewalOfNewIncarnationExtendsOld) {
                 side.age = side.age.min(age);
             }
@@ -623,6 +651,14 @@ impl Lease {
                 let side = &mut state.jobs[side(j)];
                 let Job { epoch, bound, .. } = side.record;
                 done(side.change(JobChange::Free { epoch, bound }))
+            }
+            Action::Move(j, to) => {
+                let side = &mut state.jobs[side(j)];
+                side.moving |= bit(to);
+                if side.runs != 0 && !self.is(Bug::OldSeriesExtends) {
+                    side.age = side.age.max(renewed[usize::from(to)]);
+                }
+                Some(())
             }
             Action::Rebind(j, to) => {
                 let side = &mut state.jobs[side(j)];
@@ -724,6 +760,8 @@ impl Lease {
                 state.registers[1] = Register { begun: true, chosen: value, age: 0, pending: Default::default() };
                 state.executor.mine[1] = SECOND;
                 state.executor.held |= bit(SECOND);
+                // Its first renewal goes out with it, and counts.
+                state.executor.renewed[usize::from(SECOND)] = 0;
             }
             Action::Crash => self.crash(state),
             Action::Tick | Action::TickAsleep => self.tick(state, action == Action::TickAsleep),
@@ -751,6 +789,7 @@ impl Model for Lease {
             age: 0,
             orphan: false,
             closed: 0,
+            moving: 0,
             told: 0,
             succeeded: false,
             runs2: 0,

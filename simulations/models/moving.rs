@@ -6,7 +6,8 @@
 //! `Acceptor::handle` all the same, and what a change to the record does is `JobRecord::apply`.
 //!
 //! Generation 0 is at acceptors {0, 1, 2}; generation 1 at {0, 3, 4} (`far`) or {1, 2, 3}. A proposal
-//! is made on a majority's promises, as in the register model; the network never forgets.
+//! is made on a majority's promises, as in the register model; the network never forgets. Ballot 1 of
+//! generation 0 is the minter's create, which needs no prepare.
 
 use stateright::{Model, Property};
 
@@ -221,7 +222,10 @@ impl Model for Moving {
     type Action = Act;
 
     fn init_states(&self) -> Vec<State> {
-        vec![State { acceptors: Default::default(), proposals: Default::default(), disk_lost: false }]
+        let mut proposals: [[Option<Proposal>; BALLOTS_MAX]; 2] = Default::default();
+        let value = Value { changes: 1, ..Value::default() };
+        proposals[0][0] = Some(Proposal { value, base: 0 });
+        vec![State { acceptors: Default::default(), proposals, disk_lost: false }]
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Act>) {

@@ -93,6 +93,13 @@ impl Register {
         state.acceptors.iter().map(move |a| a.promises[at(ballot)]).filter(|p| *p != NONE)
     }
 
+    fn descends(state: &State, mut from: u8, of: u8) -> bool {
+        while from > of {
+            from = state.base[at(from)];
+        }
+        from == of
+    }
+
     fn tidy(&self, mut state: State) -> State {
         for ballot in 1..=self.ballots {
             let open = |a: &&Acceptor| a.promises[at(ballot)] != NONE || a.slot.promised < ballot;
@@ -195,12 +202,11 @@ impl Model for Register {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
+        // What was answered is in the past of all that was proposed above it: one path in the tree.
         let i1 = |model: &Register, state: &State| {
-            (1..=model.ballots).all(|early| {
-                state.base[at(early)] == NONE
-                    || !model.answered(state, early)
-                    || (early + 1..=model.ballots)
-                        .all(|late| state.base[at(late)] == NONE || state.base[at(late)] >= early)
+            let proposed = |b: &u8| state.base[at(*b)] != NONE;
+            (1..=model.ballots).filter(proposed).filter(|b| model.answered(state, *b)).all(|early| {
+                (early + 1..=model.ballots).filter(proposed).all(|late| Self::descends(state, late, early))
             })
         };
         let mut all = vec![Property::<Self>::always(I1, i1)];
