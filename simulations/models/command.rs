@@ -58,7 +58,10 @@ fn ask(args: &[String]) -> Result<bool, String> {
 fn models(name: Option<&str>, asked: &Asked) -> bool {
     let mut holds = true;
     if !asked.json {
-        println!("{:<18} {:>12} {:>12} {:>6} {:>9}  outcome", "model", "states", "unique", "depth", "seconds");
+        println!(
+            "{:<18} {:>12} {:>12} {:>6} {:>9}  outcome",
+            "model", "states", "unique", "depth", "seconds"
+        );
     }
     for name in MODELS.into_iter().filter(|known| name.is_none_or(|n| n == *known)) {
         let Some(report) = run(name, None, asked.large) else { continue };

@@ -19,9 +19,7 @@ use stateright::{Model, Property};
 
 use super::Bug;
 use super::invariants::{I2, I3, I4, I8, i2, i3};
-use super::production::{
-    Contact, ContactStep, Job, JobChange, apply_contact, apply_job, reflects_contact,
-};
+use super::production::{Contact, ContactStep, Job, JobChange, apply_contact, apply_job, reflects_contact};
 
 /// Incarnations are counted from 1; those of a second series from `SECOND`.
 const LABELS: usize = 6;
@@ -524,7 +522,8 @@ impl Lease {
             return Some(());
         }
         let value = apply_contact(base, step)?;
-        if value.incarnation > self.highest(s) || state.registers[i].pending[self.sizes.pending - 1].is_some() {
+        if value.incarnation > self.highest(s) || state.registers[i].pending[self.sizes.pending - 1].is_some()
+        {
             return None;
         }
         if asked.seen == NEVER {
@@ -757,7 +756,8 @@ impl Lease {
             Action::Counted(s) => self.counted(state, s)?,
             Action::BeginSeries => {
                 let value = Contact { incarnation: SECOND, nonce: 0, held: true };
-                state.registers[1] = Register { begun: true, chosen: value, age: 0, pending: Default::default() };
+                state.registers[1] =
+                    Register { begun: true, chosen: value, age: 0, pending: Default::default() };
                 state.executor.mine[1] = SECOND;
                 state.executor.held |= bit(SECOND);
                 // Its first renewal goes out with it, and counts.
@@ -777,8 +777,7 @@ impl Model for Lease {
 
     fn init_states(&self) -> Vec<State> {
         let value = Contact { incarnation: 1, nonce: 0, held: true };
-        let register =
-            |begun| Register { begun, chosen: value, age: 0, pending: [None; PENDING_MAX] };
+        let register = |begun| Register { begun, chosen: value, age: 0, pending: [None; PENDING_MAX] };
         let mut renewed = [NEVER; LABELS];
         renewed[1] = 0;
         let side = Side {
@@ -883,9 +882,10 @@ impl Model for Lease {
             }),
         ]);
         if self.sizes.incarnations > 2 || self.sizes.series {
-            all.push(Property::<Self>::sometimes("reach: an attempt lives on under a new binding", |_, s| {
-                s.jobs.iter().any(|j| j.runs == 1 && j.bound > 2)
-            }));
+            all.push(Property::<Self>::sometimes(
+                "reach: an attempt lives on under a new binding",
+                |_, s| s.jobs.iter().any(|j| j.runs == 1 && j.bound > 2),
+            ));
         }
         if self.sizes.epochs > 2 {
             all.push(Property::<Self>::sometimes("reach: a job comes back to cluster 1", |_, s| {

@@ -1,5 +1,9 @@
 //! Exhaustive models of the protocol, and the bugs that they find. docs/models.md says what is in them.
-#![allow(dead_code, reason = "shared by the tests and the command, which read different parts of it")]
+#![allow(
+    dead_code,
+    unused_imports,
+    reason = "shared by the tests and the command, which read different parts of it"
+)]
 #![allow(clippy::disallowed_methods, reason = "the seconds of a run are shown to people")]
 
 mod check;
@@ -10,6 +14,7 @@ mod lease;
 mod moving;
 pub mod production;
 mod register;
+mod whole;
 
 use check::{Report, Run};
 pub use command::command;
@@ -20,6 +25,7 @@ use invariants::{I1, I2, I4, I8, I8_COPY};
 use lease::{Lease, Sizes};
 use moving::Moving;
 use register::Register;
+use whole::Whole;
 
 /// A bug that can be put in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -73,11 +79,29 @@ const fn known(
 
 /// All of them, in the design's order; the last two were found by the models.
 pub const BUGS: [Known; 26] = [
-    known(Bug::NoBallotCheck, "no-ballot-check", "register", I1, "an acceptor takes a ballot below its promise"),
-    known(Bug::AcceptorForgets, "acceptor-forgets", "register", I1, "an acceptor's disk loses what it promised"),
+    known(
+        Bug::NoBallotCheck,
+        "no-ballot-check",
+        "register",
+        I1,
+        "an acceptor takes a ballot below its promise",
+    ),
+    known(
+        Bug::AcceptorForgets,
+        "acceptor-forgets",
+        "register",
+        I1,
+        "an acceptor's disk loses what it promised",
+    ),
     known(Bug::EarlyAnswer, "early-answer", "register", I1, "a swap is answered when one acceptor has it"),
     known(Bug::NoWait, "no-wait", "lease", I2, "a home takes over at once"),
-    known(Bug::WaitWithoutDrift, "wait-without-drift", "lease", I2, "a home waits the grace, without the margin"),
+    known(
+        Bug::WaitWithoutDrift,
+        "wait-without-drift",
+        "lease",
+        I2,
+        "a home waits the grace, without the margin",
+    ),
     known(
         Bug::TakeoverWithoutCondition,
         "takeover-without-condition",
@@ -85,13 +109,31 @@ pub const BUGS: [Known; 26] = [
         I2,
         "a takeover does not ask whether the timed nonce still stands",
     ),
-    known(Bug::NonceReused, "nonce-reused", "lease", I2, "a renewal is sent again under its old nonce, and counts anew"),
+    known(
+        Bug::NonceReused,
+        "nonce-reused",
+        "lease",
+        I2,
+        "a renewal is sent again under its old nonce, and counts anew",
+    ),
     known(Bug::NonceLostInCrash, "nonce-lost-in-crash", "lease", I2, "nonces begin again after a crash"),
     known(Bug::LeaseFromReply, "lease-from-reply", "lease", I2, "a renewal counts from its answer"),
-    known(Bug::MinorityConfirmation, "minority-confirmation", "lease", I2, "a renewal counts when one acceptor has it"),
+    known(
+        Bug::MinorityConfirmation,
+        "minority-confirmation",
+        "lease",
+        I2,
+        "a renewal counts when one acceptor has it",
+    ),
     known(Bug::PushedStart, "pushed-start", "lease", I2, "an old message starts an attempt"),
     known(Bug::NoGuard, "no-guard", "lease", I2, "an attempt outlives its peer and its deadline"),
-    known(Bug::ClosedLostInCrash, "closed-lost-in-crash", "lease-ends", I2, "\"closed\" is forgotten in a crash"),
+    known(
+        Bug::ClosedLostInCrash,
+        "closed-lost-in-crash",
+        "lease-ends",
+        I2,
+        "\"closed\" is forgotten in a crash",
+    ),
     known(
         Bug::SuspendWithoutFence,
         "suspend-without-fence",
@@ -99,10 +141,34 @@ pub const BUGS: [Known; 26] = [
         I4,
         "a machine stands still, and the store takes an older epoch",
     ),
-    known(Bug::MoveWithoutSeal, "move-without-seal", "moving", I1, "the old generation goes on after the seal"),
-    known(Bug::UnknownAsEmpty, "unknown-as-empty", "moving", I1, "a home without the record answers that it is empty"),
-    known(Bug::InstallUnchosen, "install-unchosen", "moving", I1, "a seal that one acceptor has is installed"),
-    known(Bug::NewDiskAsOld, "new-disk-as-old", "moving-lost-disk", I1, "a new disk answers as the one it replaces"),
+    known(
+        Bug::MoveWithoutSeal,
+        "move-without-seal",
+        "moving",
+        I1,
+        "the old generation goes on after the seal",
+    ),
+    known(
+        Bug::UnknownAsEmpty,
+        "unknown-as-empty",
+        "moving",
+        I1,
+        "a home without the record answers that it is empty",
+    ),
+    known(
+        Bug::InstallUnchosen,
+        "install-unchosen",
+        "moving",
+        I1,
+        "a seal that one acceptor has is installed",
+    ),
+    known(
+        Bug::NewDiskAsOld,
+        "new-disk-as-old",
+        "moving-lost-disk",
+        I1,
+        "a new disk answers as the one it replaces",
+    ),
     known(
         Bug::TombstoneAtMajority,
         "tombstone-at-majority",
@@ -110,7 +176,13 @@ pub const BUGS: [Known; 26] = [
         I8_COPY,
         "homes forget when a majority has the end",
     ),
-    known(Bug::LateCreate, "late-create", "forgetting", I8, "nothing refuses a late create of a forgotten job"),
+    known(
+        Bug::LateCreate,
+        "late-create",
+        "forgetting",
+        I8,
+        "nothing refuses a late create of a forgotten job",
+    ),
     known(
         Bug::RenewalOfNewIncarnationExtendsOld,
         "renewal-of-new-incarnation-extends-old",
@@ -150,9 +222,10 @@ pub const BUGS: [Known; 26] = [
 ];
 
 /// The models by name: what runs them, small or large, with a bug or without.
-pub const MODELS: [&str; 11] = [
+pub const MODELS: [&str; 12] = [
     "register",
     "lease",
+    "lease-register",
     "lease-return",
     "lease-ends",
     "lease-back",
@@ -208,6 +281,13 @@ pub fn run(name: &str, bug: Option<&Known>, large: bool) -> Option<Report> {
     let run = Run { name, until, threads: if large { 0 } else { 1 } };
     let small = if large { moving.ballots } else { [2, 1] };
     Some(match name {
+        "lease-register" => run.check(Whole {
+            ballots: if large { 4 } else { 3 },
+            nonces: if large { 2 } else { 1 },
+            hold: [1, 2],
+            wait: [2, 3],
+            bug,
+        }),
         "register" => run.check(Register { ballots, bug }),
         "moving" => run.check(moving),
         "moving-far" => run.check(Moving { far: true, ..moving }),

@@ -271,12 +271,7 @@ impl Model for Moving {
                 for m in self.members(1) {
                     let acceptor = &state.acceptors[m];
                     if acceptor.installed.is_none() && !acceptor.new_disk {
-                        actions.push(Act {
-                            what: What::Install,
-                            generation: 1,
-                            ballot,
-                            acceptor: m as u8,
-                        });
+                        actions.push(Act { what: What::Install, generation: 1, ballot, acceptor: m as u8 });
                     }
                 }
             }
@@ -284,12 +279,7 @@ impl Model for Moving {
         if self.lost_disk && !state.disk_lost {
             for (m, acceptor) in state.acceptors.iter().enumerate() {
                 if acceptor.slots.iter().any(|s| s.known) || acceptor.installed.is_some() {
-                    actions.push(Act {
-                        what: What::LoseDisk,
-                        generation: 0,
-                        ballot: 0,
-                        acceptor: m as u8,
-                    });
+                    actions.push(Act { what: What::LoseDisk, generation: 0, ballot: 0, acceptor: m as u8 });
                 }
             }
         }
@@ -341,9 +331,7 @@ impl Model for Moving {
 
     fn properties(&self) -> Vec<Property<Self>> {
         let i1 = |model: &Moving, state: &State| {
-            let all = || {
-                (0..2).flat_map(|g| model.proposals(state, g).map(move |(b, p, n)| ((g, b), p, n)))
-            };
+            let all = || (0..2).flat_map(|g| model.proposals(state, g).map(move |(b, p, n)| ((g, b), p, n)));
             all().filter(|(_, _, accepts)| *accepts >= 2).all(|(early, chosen, _)| {
                 all().all(|(late, p, _)| late <= early || p.base >= chosen.value.changes)
             })

@@ -39,12 +39,28 @@ pub struct Job {
 /// A change to a job's record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum JobChange {
-    Place { epoch: u8, at: u8, bound: u8 },
-    Free { epoch: u8, bound: u8 },
-    Rebind { epoch: u8, from: u8, to: u8 },
+    Place {
+        epoch: u8,
+        at: u8,
+        bound: u8,
+    },
+    Free {
+        epoch: u8,
+        bound: u8,
+    },
+    Rebind {
+        epoch: u8,
+        from: u8,
+        to: u8,
+    },
     /// With success, or stopped for a move.
-    Close { epoch: u8, succeeded: bool },
-    Publish { epoch: u8 },
+    Close {
+        epoch: u8,
+        succeeded: bool,
+    },
+    Publish {
+        epoch: u8,
+    },
 }
 
 /// A contact record.
@@ -125,12 +141,9 @@ pub fn job_change(change: JobChange) -> Change {
         JobChange::Place { epoch: e, at, bound } => {
             Change::Place { placement: placement(at, bound), epoch: epoch(e) }
         }
-        JobChange::Free { epoch: e, bound } => Change::Free {
-            epoch: epoch(e),
-            contact: CONTACT,
-            incarnation: u64::from(bound),
-            at: WallTime(3),
-        },
+        JobChange::Free { epoch: e, bound } => {
+            Change::Free { epoch: epoch(e), contact: CONTACT, incarnation: u64::from(bound), at: WallTime(3) }
+        }
         JobChange::Rebind { epoch: e, from, to } => Change::Rebind {
             epoch: epoch(e),
             from: (CONTACT, u64::from(from)),

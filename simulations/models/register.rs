@@ -215,7 +215,8 @@ impl Model for Register {
         }
         all.extend([
             Property::<Self>::sometimes("reach: a fast right is used and chosen", |m, s| {
-                (1..=m.ballots).any(|b| Self::unprepared(b).is_some_and(|on| on > 0) && Self::accepts(s, b) > 1)
+                (1..=m.ballots)
+                    .any(|b| Self::unprepared(b).is_some_and(|on| on > 0) && Self::accepts(s, b) > 1)
             }),
             Property::<Self>::sometimes("reach: a value that one acceptor held is recovered", |m, s| {
                 (2..=m.ballots).any(|b| {
@@ -226,7 +227,8 @@ impl Model for Register {
             Property::<Self>::sometimes("reach: a value that one acceptor held is lost", |m, s| {
                 (1..=m.ballots).any(|b| {
                     let lost = |late: u8| s.base[at(late)] != NONE && s.base[at(late)] < b;
-                    Self::accepts(s, b) == 1 && (b + 1..=m.ballots).any(|l| lost(l) && Self::accepts(s, l) > 1)
+                    Self::accepts(s, b) == 1
+                        && (b + 1..=m.ballots).any(|l| lost(l) && Self::accepts(s, l) > 1)
                 })
             }),
         ]);

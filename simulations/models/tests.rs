@@ -14,9 +14,10 @@ use models::production::{
 use models::{ALL, BUGS, MODELS, run};
 
 /// States below which a run would have tried too little, for each model in its small size.
-const AT_LEAST: [(&str, usize); 11] = [
+const AT_LEAST: [(&str, usize); 12] = [
     ("register", 1),
     ("lease", 1),
+    ("lease-register", 1),
     ("lease-return", 1),
     ("lease-ends", 1),
     ("lease-back", 1),
