@@ -156,19 +156,19 @@ pub enum Action {
     Again(u8),
     /// What was asked is proposed on a value: 0 the chosen one.
     Propose(u8, u8),
-    /// A home proposes a takeover.
-    TakeOver(u8, u8),
+    /// A home proposes a takeover on a value, expecting this nonce.
+    TakeOver(u8, u8, u8),
     /// A proposed value is chosen.
     Choose(u8, u8),
     /// The cluster hears that what it asked was chosen.
     Counted(u8),
     BeginSeries,
-    /// The job's record: placed at a cluster, bound to an incarnation.
+    /// The job's record: placed under an epoch, bound to an incarnation; or freed.
     Place(u8, u8, u8),
-    Free(u8),
+    Free(u8, u8, u8),
     /// The cluster asks to move the binding to a newer series; the swap is made.
     Move(u8, u8),
-    Rebind(u8, u8),
+    Rebind(u8, u8, u8, u8),
     Close(u8, u8),
     /// Cluster 1 starts the epoch that it has read, bound to this incarnation.
     Start(u8, u8, u8),
@@ -331,14 +331,12 @@ impl Lease {
         let last = self.odd_epochs().last().unwrap_or(1);
         for side in &mut state.jobs {
             for epoch in [1u8, 3] {
-                // A refused close stays refused; a closed epoch is not read again.
+                // A closed epoch is not read again, and a refused close stays refused.
                 if epoch <= side.closed && side.runs != epoch && !self.is(Bug::ClosedLostInCrash) {
                     side.chosen[usize::from(epoch / 2)] = 0;
                 }
-                let open = side.record.epoch == epoch
-                    && !side.record.ended
-                    && (side.record.at == 1 || (side.record.lost && side.succeeded));
-                if !open {
+                let close = JobChange::Close { epoch, succeeded: side.succeeded };
+                if side.told & bit(epoch) != 0 && apply_job(side.record, close).is_none() {
                     side.told &= !bit(epoch);
                 }
             }
@@ -411,8 +409,13 @@ impl Lease {
                 && value.incarnation < self.highest(s)
                 && !register.pending.iter().flatten().any(twin)
             {
-                actions.push(Action::TakeOver(s, at));
+                actions.push(Action::TakeOver(s, at, value.nonce));
             }
+        }
+        // A home that has timed an older nonce tries too; the record's condition refuses it.
+        let newest = register.chosen;
+        if room && newest.held && newest.incarnation < self.highest(s) {
+            actions.extend((0..newest.nonce).map(|nonce| Action::TakeOver(s, 0, nonce)));
         }
         for at in 1..=PENDING_MAX as u8 {
             if register.pending[usize::from(at) - 1].is_some_and(|p| p.on == 0) {
@@ -425,23 +428,25 @@ impl Lease {
         let i = usize::from(j);
         let (side, executor) = (&state.jobs[i], &state.executor);
         let record = side.record;
-        if record.at == 0 && !record.ended && record.epoch < self.sizes.epochs {
-            if record.epoch % 2 == 0 {
-                let granted = (1..LABELS as u8).filter(|b| executor.held & bit(*b) != 0);
-                actions.extend(granted.map(|b| Action::Place(j, 1, b)));
-            } else {
-                actions.push(Action::Place(j, 2, 1));
+        // Whether a change still holds is the record's to say: old ones are tried as well.
+        for epoch in 1..=self.sizes.epochs {
+            if epoch % 2 == 0 {
+                actions.push(Action::Place(j, epoch, 1));
+                continue;
             }
-        }
-        if record.at == 1 {
-            let ended = state.over[usize::from(record.bound)];
-            if ended != NEVER && ended >= self.wait(i) {
-                actions.push(Action::Free(j));
-            }
-            for to in record.bound + 1..LABELS as u8 {
-                let asked = !crosses(record.bound, to) || side.moving & bit(to) != 0;
-                if executor.held & bit(to) != 0 && asked {
-                    actions.push(Action::Rebind(j, to));
+            for bound in 1..LABELS as u8 {
+                if executor.held & bit(bound) != 0 {
+                    actions.push(Action::Place(j, epoch, bound));
+                }
+                let ended = state.over[usize::from(bound)];
+                if ended != NEVER && ended >= self.wait(i) {
+                    actions.push(Action::Free(j, epoch, bound));
+                }
+                for to in bound + 1..LABELS as u8 {
+                    let asked = !crosses(bound, to) || side.moving & bit(to) != 0;
+                    if executor.held & bit(to) != 0 && asked {
+                        actions.push(Action::Rebind(j, epoch, bound, to));
+                    }
                 }
             }
         }
@@ -641,15 +646,12 @@ impl Lease {
         let side = |j: u8| usize::from(j);
         let done = |changed: bool| changed.then_some(());
         match action {
-            Action::Place(j, at, bound) => {
-                let side = &mut state.jobs[side(j)];
-                let epoch = side.record.epoch + 1;
-                done(side.change(JobChange::Place { epoch, at, bound }))
+            Action::Place(j, epoch, bound) => {
+                let at = if epoch % 2 == 0 { 2 } else { 1 };
+                done(state.jobs[side(j)].change(JobChange::Place { epoch, at, bound }))
             }
-            Action::Free(j) => {
-                let side = &mut state.jobs[side(j)];
-                let Job { epoch, bound, .. } = side.record;
-                done(side.change(JobChange::Free { epoch, bound }))
+            Action::Free(j, epoch, bound) => {
+                done(state.jobs[side(j)].change(JobChange::Free { epoch, bound }))
             }
             Action::Move(j, to) => {
                 let side = &mut state.jobs[side(j)];
@@ -659,10 +661,8 @@ impl Lease {
                 }
                 Some(())
             }
-            Action::Rebind(j, to) => {
-                let side = &mut state.jobs[side(j)];
-                let Job { epoch, bound, .. } = side.record;
-                done(side.change(JobChange::Rebind { epoch, from: bound, to }))
+            Action::Rebind(j, epoch, from, to) => {
+                done(state.jobs[side(j)].change(JobChange::Rebind { epoch, from, to }))
             }
             Action::Close(j, epoch) => {
                 let side = &mut state.jobs[side(j)];
@@ -741,11 +741,14 @@ impl Lease {
             }
             Action::Again(s) => state.executor.asked[usize::from(s)].as_mut()?.age = 0,
             Action::Propose(s, at) => self.propose(state, s, at)?,
-            Action::TakeOver(s, at) => {
+            Action::TakeOver(s, at, nonce) => {
                 let register = &mut state.registers[usize::from(s)];
                 let (base, _) = register.value(at)?;
-                let step = ContactStep::TakeOver { incarnation: base.incarnation, nonce: base.nonce };
+                let step = ContactStep::TakeOver { incarnation: base.incarnation, nonce };
                 let value = apply_contact(base, step)?;
+                if nonce != base.nonce {
+                    state.over[usize::from(base.incarnation)] = self.wait_max();
+                }
                 register.add(Proposed { value, age: 0, on: at });
                 if self.is(Bug::UnchosenTakeoverCounts) {
                     let over = &mut state.over[usize::from(base.incarnation)];
