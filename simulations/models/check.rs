@@ -40,20 +40,21 @@ impl Report {
         self.complete && self.violated.is_empty() && self.unreached.is_empty()
     }
 
-    /// As one line of JSON.
-    pub fn json(&self) -> String {
-        serde_json::json!({
-            "model": self.model,
-            "states": self.states,
-            "unique_states": self.unique,
-            "depth": self.depth,
-            "complete": self.complete,
-            "violations": self.violated.len(),
-            "violated": self.violated,
-            "unreached": self.unreached,
-            "seconds": (self.seconds * 100.0).round() / 100.0,
-        })
-        .to_string()
+    /// As one line of JSON; `bug` where one was put in.
+    pub fn json(&self, bug: Option<&str>) -> String {
+        let bug = bug.map(|b| format!("\"bug\":{b:?},")).unwrap_or_default();
+        format!(
+            "{{\"model\":{:?},{bug}\"states\":{},\"unique_states\":{},\"depth\":{},\"complete\":{},\"violations\":{},\"violated\":{:?},\"unreached\":{:?},\"seconds\":{:.2}}}",
+            self.model,
+            self.states,
+            self.unique,
+            self.depth,
+            self.complete,
+            self.violated.len(),
+            self.violated,
+            self.unreached,
+            self.seconds,
+        )
     }
 }
 

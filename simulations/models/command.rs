@@ -67,7 +67,7 @@ fn models(name: Option<&str>, asked: &Asked) -> bool {
         let Some(report) = run(name, None, asked.large) else { continue };
         holds &= report.holds();
         if asked.json {
-            println!("{}", report.json());
+            println!("{}", report.json(None));
             continue;
         }
         let outcome = match (report.holds(), report.violated.first(), report.unreached.first()) {
@@ -99,7 +99,7 @@ fn bugs(known: Vec<&Known>, name: Option<&str>, asked: &Asked) -> bool {
         let found = report.violated.contains(&bug.breaks);
         found_all &= found;
         if asked.json {
-            println!("{}", report.json());
+            println!("{}", report.json(Some(bug.name)));
             continue;
         }
         println!(

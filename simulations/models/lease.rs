@@ -214,7 +214,7 @@ impl Register {
     }
 
     fn live(&self, nonce: u8) -> bool {
-        self.pending.iter().flatten().any(|p| p.value.nonce == nonce && p.value.held)
+        self.pending.iter().flatten().any(|p| p.value.nonce == nonce)
     }
 
     fn add(&mut self, proposed: Proposed) {
@@ -552,10 +552,9 @@ impl Lease {
             *over = if *over == NEVER { timed } else { timed.max(*over) };
         }
         if let Some(asked) = state.executor.asked[i].as_mut()
-            && value.held
             && asked.nonce == value.nonce
         {
-            asked.made = value.incarnation;
+            asked.made = if asked.claim { value.incarnation } else { asked.incarnation };
         }
         Some(())
     }

@@ -136,6 +136,17 @@ fn every_bug_has_a_name_a_model_and_an_invariant() {
 }
 
 #[test]
+fn a_report_is_one_json_object() {
+    let report = run("forgetting", None, false).expect("a model");
+    let read: serde_json::Value = serde_json::from_str(&report.json(None)).expect("JSON");
+    assert_eq!(read["model"], "forgetting");
+    assert_eq!((&read["complete"], &read["violations"]), (&true.into(), &0.into()));
+    assert_eq!(read["unique_states"], report.unique);
+    let read: serde_json::Value = serde_json::from_str(&report.json(Some("late-create"))).expect("JSON");
+    assert_eq!(read["bug"], "late-create");
+}
+
+#[test]
 fn the_page_names_every_bug_and_model() {
     let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/models.md")).expect("page");
     let row = |name: &str| format!("| `{name}` |");

@@ -177,8 +177,8 @@ impl Whole {
         let enough = if self.is(Bug::MinorityConfirmation) { 1 } else { 2 };
         (1..=self.ballots).find_map(|b| {
             let value = state.proposals[at(b)]?.value;
-            let mine = value.held && value.nonce == asked.nonce;
-            (mine && Self::accepts(state, b) >= enough).then_some(value.incarnation)
+            let counts = if asked.claim { value.incarnation } else { asked.incarnation };
+            (value.nonce == asked.nonce && Self::accepts(state, b) >= enough).then_some(counts)
         })
     }
 
