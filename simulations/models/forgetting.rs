@@ -1,8 +1,8 @@
 //! Forgetting a finished record, and copies of its "create" that arrive afterwards.
 //!
 //! From the design: the terminal value is first at *all* homes; then each replaces its register by a
-//! floor on the minter's sequence, below which nothing may begin. Production does not forget yet; what
-//! it would do with a register that is gone is `Acceptor::handle` on an acceptor without it.
+//! floor on the minter's sequence, below which nothing may begin. Who may forget, and
+//! the floor, are rules here; all else that a home does is `Acceptor::handle`.
 //!
 //! Ballot 1 is the minter's create, whose accepts stay in the network for ever; the last ballot is a
 //! caller's retry under the same key, whose prepare carries the birth too; those between are changes.

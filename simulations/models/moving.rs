@@ -2,8 +2,8 @@
 //!
 //! From the design: **seal** fixes the last value and names the next homes, by a swap in the old
 //! generation; the sealed value is **installed** at the new homes; only where it is does the new
-//! generation accept. Production does not move records yet; what an acceptor promises and accepts is
-//! `Acceptor::handle` all the same, and what a change to the record does is `JobRecord::apply`.
+//! generation accept. Seal and first value are `JobRecord::apply` and `JobRecord::installed`; what an
+//! acceptor promises and accepts within a generation is `Acceptor::handle`.
 //!
 //! Generation 0 is at acceptors {0, 1, 2}; generation 1 at {0, 3, 4} (`far`) or {1, 2, 3}. A proposal
 //! is made on a majority's promises, as in the register model; the network never forgets. Ballot 1 of
@@ -13,7 +13,7 @@ use stateright::{Model, Property};
 
 use super::Bug;
 use super::invariants::{I1, I7};
-use super::production::{Ask, Job, JobChange, Said, Slot, accept, apply_job};
+use super::production::{Ask, Job, JobChange, Said, Slot, accept, apply_job, installed};
 
 const ACCEPTORS: usize = 5;
 const BALLOTS_MAX: usize = 4;
@@ -32,12 +32,11 @@ pub struct Moving {
     pub bug: Option<Bug>,
 }
 
-/// A value: the record, how many changes it has seen (0 is "nothing"), and the seal.
+/// A value: the record, and how many changes it has seen (0 is "nothing").
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 struct Value {
     changes: u8,
     job: Job,
-    sealed: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
@@ -111,22 +110,24 @@ impl Moving {
         }
     }
 
-    /// The record's next change: it is placed and taken back in turn.
-    fn change(value: Value) -> Option<Value> {
-        let job = value.job;
+    /// The record's next change: it is placed and taken back in turn. A sealed one refuses.
+    fn change(&self, value: Value) -> Option<Value> {
+        let goes_on = self.is(Bug::MoveWithoutSeal);
+        let job = if goes_on { Job { sealed: false, ..value.job } } else { value.job };
         let change = match job.at {
             0 => JobChange::Place { epoch: job.epoch + 1, at: 1, bound: 1 },
             _ => JobChange::Free { epoch: job.epoch, bound: 1 },
         };
-        Some(Value { changes: value.changes + 1, job: apply_job(job, change)?, ..value })
+        let next = apply_job(job, change)?;
+        Some(Value { changes: value.changes + 1, job: Job { sealed: value.job.sealed, ..next } })
     }
 
     fn made(&self, value: Value, kind: Kind) -> Option<Value> {
         match kind {
             Kind::Create => Some(Value { changes: 1, ..Value::default() }),
             Kind::Same => Some(value),
-            Kind::Change => Self::change(value).filter(|v| v.changes <= self.changes),
-            Kind::Seal => Some(Value { sealed: true, ..value }),
+            Kind::Change => self.change(value).filter(|v| v.changes <= self.changes),
+            Kind::Seal => Some(Value { job: apply_job(value.job, JobChange::Seal)?, ..value }),
         }
     }
 
@@ -147,12 +148,13 @@ impl Moving {
     }
 
     /// This peer answers for the generation: its disk is the one that the record names, and the
-    /// generation has begun here.
-    fn answers(&self, acceptor: &Acceptor, generation: usize) -> bool {
+    /// generation has begun here; an accept may begin it, with a value of it.
+    fn answers(&self, acceptor: &Acceptor, generation: usize, accepts: bool) -> bool {
         if acceptor.new_disk && !self.is(Bug::NewDiskAsOld) {
             return false;
         }
-        generation == 0 || acceptor.installed.is_some() || self.is(Bug::UnknownAsEmpty)
+        let begun = acceptor.installed.is_some() || acceptor.slots[1].known;
+        generation == 0 || begun || accepts || self.is(Bug::UnknownAsEmpty)
     }
 
     fn held(state: &State, acceptor: &Acceptor, generation: usize) -> (u8, Value) {
@@ -179,11 +181,9 @@ impl Moving {
             let begins = generation == 0 || self.is(Bug::UnknownAsEmpty);
             return if begins { vec![Kind::Create] } else { Vec::new() };
         }
-        let mut kinds = vec![Kind::Same];
-        if !value.sealed || self.is(Bug::MoveWithoutSeal) {
-            kinds.push(Kind::Change);
-        }
-        if generation == 0 && !value.sealed {
+        // Whether a sealed value takes a change, or another seal, is the record's to say.
+        let mut kinds = vec![Kind::Same, Kind::Change];
+        if generation == 0 {
             kinds.push(Kind::Seal);
         }
         kinds
@@ -238,7 +238,7 @@ impl Model for Moving {
                     members.iter().filter(|m| state.acceptors[**m].promises[g][at(ballot)].is_some()).count();
                 for m in members {
                     let acceptor = &state.acceptors[m];
-                    if !self.answers(acceptor, g) {
+                    if !self.answers(acceptor, g, proposal.is_some()) {
                         continue;
                     }
                     let act = |what| Act { what, generation, ballot, acceptor: m as u8 };
@@ -267,7 +267,7 @@ impl Model for Moving {
         }
         for (ballot, proposal, accepts) in self.proposals(state, 0) {
             let enough = if self.is(Bug::InstallUnchosen) { 1 } else { 2 };
-            if proposal.value.sealed && accepts >= enough {
+            if proposal.value.job.sealed && accepts >= enough {
                 for m in self.members(1) {
                     let acceptor = &state.acceptors[m];
                     if acceptor.installed.is_none() && !acceptor.new_disk {
@@ -316,7 +316,7 @@ impl Model for Moving {
             }
             What::Install => {
                 let sealed = state.proposals[0][at(act.ballot)]?.value;
-                state.acceptors[m].installed = Some(Value { sealed: false, ..sealed });
+                state.acceptors[m].installed = Some(Value { job: installed(sealed.job)?, ..sealed });
             }
             What::LoseDisk => {
                 let acceptor = &mut state.acceptors[m];
@@ -339,7 +339,7 @@ impl Model for Moving {
         let i7 = |model: &Moving, state: &State| {
             let mut sealed = model
                 .proposals(state, 0)
-                .filter(|(_, p, accepts)| p.value.sealed && *accepts >= 2)
+                .filter(|(_, p, accepts)| p.value.job.sealed && *accepts >= 2)
                 .map(|(_, p, _)| p.value);
             sealed.next().is_none_or(|first| sealed.all(|other| other == first))
         };

@@ -11,8 +11,9 @@ use std::hash::Hash;
 use std::sync::OnceLock;
 
 use starling::base::{BoundedVec, ContactId, Epoch, Home, PeerName, StoreId, TraceId, WallTime};
-use starling::core::acceptor::{Acceptor, Room, Value};
+use starling::core::acceptor::{Acceptor, Room};
 use starling::core::message::{AnswerBody, Ballot, Origin, RegisterBody, RegisterRequest};
+use starling::core::value::Value;
 use starling::model::record::{Change, ContactChange, contact_id};
 use starling::model::spec_input::parse_spec;
 use starling::model::{
@@ -34,6 +35,8 @@ pub struct Job {
     pub ended: bool,
     /// Epoch of the published checkpoint; 0 for none.
     pub published: u8,
+    /// The generation's last value: it names the next homes.
+    pub sealed: bool,
 }
 
 /// A change to a job's record.
@@ -61,6 +64,8 @@ pub enum JobChange {
     Publish {
         epoch: u8,
     },
+    /// Of generation 0.
+    Seal,
 }
 
 /// A contact record.
@@ -103,6 +108,11 @@ pub const OTHER_STORE: StoreId = StoreId([9; 16]);
 fn homes() -> Vec<Home> {
     let home = |n: &str, store| Home { peer: name(n), store };
     vec![home("h1", STORE), home("h2", StoreId([2; 16])), home("h3", StoreId([3; 16]))]
+}
+
+fn next_homes() -> Vec<Home> {
+    let home = |n: &str, store| Home { peer: name(n), store: StoreId([store; 16]) };
+    vec![home("h2", 2), home("h3", 3), home("h4", 4)]
 }
 
 /// The record that every job of a model begins with.
@@ -160,6 +170,7 @@ pub fn job_change(change: JobChange) -> Change {
         JobChange::Publish { epoch: e } => {
             Change::Publish { checkpoint: Checkpoint { epoch: epoch(e), uri: String::new() } }
         }
+        JobChange::Seal => Change::Seal { generation: 0, next: next_homes() },
     }
 }
 
@@ -191,6 +202,7 @@ fn real_job(job: Job) -> JobRecord {
             outcome,
         });
     }
+    record.sealed = job.sealed.then(|| next_homes().try_into().expect("three homes"));
     record.checkpoint = (job.published > 0)
         .then(|| Checkpoint { epoch: Epoch(u64::from(job.published)), uri: String::new() });
     record
@@ -207,6 +219,7 @@ pub fn small_job(record: &JobRecord) -> Job {
         bound: record.placement.as_ref().map_or(0, |p| small(p.incarnation)),
         lost: lost && record.placement.is_none(),
         ended: record.state.is_final(),
+        sealed: record.sealed.is_some(),
         published: record.checkpoint.as_ref().map_or(0, |c| small(c.epoch.0)),
     }
 }
@@ -229,6 +242,11 @@ pub fn apply_job(job: Job, change: JobChange) -> Option<Job> {
     thread_local!(static MEMORY: RefCell<HashMap<(Job, JobChange), Option<Job>>> = RefCell::default());
     let work = || real_job(job).apply(&job_change(change)).ok().map(|r| small_job(&r));
     MEMORY.with(|memory| remembered(memory, (job, change), work))
+}
+
+/// `JobRecord::installed`: the first value of the next generation, where this one is sealed.
+pub fn installed(job: Job) -> Option<Job> {
+    real_job(job).installed().map(|next| small_job(&next))
 }
 
 fn real_contact(contact: Contact) -> ContactRecord {
@@ -369,13 +387,13 @@ fn request(ask: Ask, store: StoreId) -> RegisterRequest {
 fn handle(acceptor: &mut Acceptor, ask: Ask, store: StoreId) -> Said {
     let room = Room { disk_full: false, jobs_max: 10 };
     let of = |accepted: Option<(Ballot, Vec<u8>)>| accepted.map_or(0, |(b, _)| ballot_number(&b));
-    match acceptor.handle(&name("h1"), STORE, &request(ask, store), room).answer {
+    match acceptor.handle((&name("h1"), STORE), &name("h2"), &request(ask, store), room).answer {
         AnswerBody::Promise { accepted, .. } => Said::Promise(of(accepted)),
         AnswerBody::Accepted { .. } => Said::Accepted,
         AnswerBody::Higher { .. } => Said::Higher,
         AnswerBody::State { accepted } => Said::State(of(accepted)),
         AnswerBody::Unknown => Said::Unknown,
-        AnswerBody::Refused { .. } => Said::Refused,
+        AnswerBody::Refused { .. } | AnswerBody::Moved { .. } | AnswerBody::Forgotten => Said::Refused,
     }
 }
 

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 
 use models::production::{
     Ask, Contact, ContactStep, HOME_NONCE, Job, JobChange, Said, Slot, accept, apply_contact, apply_job,
-    contact_is_certified, job_change, new_job, real_ballot, reflects_contact, small_job,
+    contact_is_certified, installed, job_change, new_job, real_ballot, reflects_contact, small_job,
 };
 use models::{ALL, BUGS, Known, MODELS, run};
 
@@ -162,7 +162,7 @@ fn the_page_names_every_bug_and_model() {
 /// Real records, changed again and again, go where the small values say.
 #[test]
 fn small_jobs_mean_what_records_mean() {
-    let mut changes = Vec::new();
+    let mut changes = vec![JobChange::Seal];
     for epoch in 1..=3 {
         for bound in [1, 3] {
             changes.push(JobChange::Place { epoch, at: 1 + (epoch + 1) % 2, bound });
@@ -182,6 +182,8 @@ fn small_jobs_mean_what_records_mean() {
                 let real = record.apply(&job_change(*change)).ok();
                 let small = apply_job(small_job(&record), *change);
                 assert_eq!(real.as_ref().map(small_job), small, "{change:?} on {record:?}");
+                let next = record.installed().map(|r| small_job(&r));
+                assert_eq!(next, installed(small_job(&record)), "{record:?}");
                 match real {
                     Some(real) if real.version == record.version + 1 => {
                         made += 1;
