@@ -77,7 +77,7 @@ const fn known(
     Known { bug, name, model, breaks, says }
 }
 
-/// All of them, in the design's order; the last two were found by the models.
+/// All of them, in the design's order; the last two are what the models found in production.
 pub const BUGS: [Known; 26] = [
     known(
         Bug::NoBallotCheck,

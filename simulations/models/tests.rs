@@ -182,8 +182,8 @@ fn small_jobs_mean_what_records_mean() {
                 let real = record.apply(&job_change(*change)).ok();
                 let small = apply_job(small_job(&record), *change);
                 assert_eq!(real.as_ref().map(small_job), small, "{change:?} on {record:?}");
-                let next = record.installed().map(|r| small_job(&r));
-                assert_eq!(next, installed(small_job(&record)), "{record:?}");
+                let first = record.installed().map(|r| small_job(&r));
+                assert_eq!(first, installed(small_job(&record)), "{record:?}");
                 match real {
                     Some(real) if real.version == record.version + 1 => {
                         made += 1;
