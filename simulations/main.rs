@@ -1,8 +1,10 @@
 //! The simulator's command: `cargo run --release --example simulate -- seeds --count N [--seed S] [--json]`
+//! and `-- model [NAME] [--bug NAME] [--large] [--json]`
 #![allow(clippy::disallowed_methods, reason = "wall time of the run is shown to people")]
 
 mod linear;
 mod linear_job;
+mod models;
 mod seeds;
 mod world;
 
@@ -11,6 +13,9 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let rest = args.get(1..).unwrap_or_default();
+    if args.first().is_some_and(|a| a == "model") {
+        return models::command(rest);
+    }
     let done = match args.first().map(String::as_str) {
         Some("seeds") => seeds::seeds(rest),
         Some("bugs") => seeds::bugs(rest),

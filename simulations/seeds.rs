@@ -15,7 +15,8 @@ use crate::world::{Bug, FAULTS, Fixed, Outcomes, RttMatrix, Scenario, World};
 pub const USAGE: &str =
     "simulate seeds [--count N | --seeds 1e6] [--seed S] [--peers P] [--jobs J] [--rtt FILE]
                [--without FAULT,FAULT] [--bug NAME] [--threads T] [--trace] [--json]
-simulate bugs  [--count N] [--seed S] [--bug NAME] [--threads T] [--json]";
+simulate bugs  [--count N] [--seed S] [--bug NAME] [--threads T] [--json]
+simulate model [NAME] [--bug NAME|all] [--large] [--trace] [--json]";
 
 /// What a command line asks for.
 struct Ask {
