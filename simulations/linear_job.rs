@@ -262,11 +262,20 @@ pub fn one_change(old: &JobRecord, new: &JobRecord) -> bool {
         // A second cancel of a job whose attempt ends: its own words are not kept.
         tries.push(Change::Cancel { intent: CancelIntent { by: intent.by.clone(), at } });
     }
+    if let Some(next) = &new.sealed {
+        tries.push(Change::Seal { generation: old.generation, next: next.to_vec() });
+    }
+    tries.extend(new.moving.clone().map(|intent| Change::Move { intent }));
+    tries.extend(old.moving.clone().map(|intent| Change::MoveOver { intent }));
+    if let Some(by) = new.reason.strip_prefix("released by ") {
+        tries.push(Change::Release { by: by.to_owned() });
+    }
     if let Some(checkpoint) = &new.checkpoint {
         let Checkpoint { epoch, uri } = checkpoint.clone();
         tries.push(Change::Publish { checkpoint: Checkpoint { epoch, uri } });
     }
-    tries.iter().any(|change| old.apply(change).as_ref() == Ok(new))
+    let installed = old.installed().is_some_and(|first| first == *new);
+    installed || tries.iter().any(|change| old.apply(change).as_ref() == Ok(new))
 }
 
 fn close(epoch: Epoch, outcome: Outcome, started_at: Option<WallTime>, at: WallTime) -> Change {

@@ -127,6 +127,9 @@ pub struct World {
     hash: u64,
 }
 
+/// Events of one machine or job in a second that no sane core needs; beyond it something spins.
+const EVENTS_PER_SECOND: u64 = 500;
+
 /// FNV-1a over words where it can: every byte written goes through it.
 fn fnv(hash: u64, bytes: &[u8]) -> u64 {
     const PRIME: u64 = 0x0000_0100_0000_01b3;
@@ -210,7 +213,14 @@ impl World {
         self.employ_users();
         self.unleash();
         self.at(self.scenario.chaos_for, Event::HealAll);
+        let mut budget = EVENTS_PER_SECOND * (self.machines.len() as u64 + self.scenario.jobs as u64);
+        budget *= (self.scenario.chaos_for + self.scenario.settle_bound()).0 / 1_000_000 + 60;
         while let Some(((at, _), event)) = self.events.pop_first() {
+            budget -= 1;
+            if budget == 0 {
+                self.violation(format!("S4: the peers spin: too many events by {at:?}"));
+                break;
+            }
             self.t = at;
             self.hash = fnv(self.hash, &at.0.to_be_bytes());
             self.hash = fnv(self.hash, &event.tag());

@@ -256,7 +256,8 @@ impl World {
             (_, true) => "cut-one-way",
             (_, false) => "cut-sides",
         });
-        let lasts = self.around(Span::secs(9));
+        let mean = self.scenario.cut_for;
+        let lasts = self.around(mean);
         self.cut_for(cut, lasts);
         if self.rng.chance(0.2) {
             // Heal, then cut again at once.

@@ -23,6 +23,8 @@ pub struct Scenario {
     /// Clock rates differ from true time by up to this many thousandths; the core is told 10.
     pub drift_milli: u64,
     pub faults: Faults,
+    /// Mean length of a cut.
+    pub cut_for: Span,
     /// A planted bug, to show that the judge finds it.
     pub bug: Option<Bug>,
     /// Round trips between regions; generated where none is given.
@@ -247,6 +249,8 @@ impl Scenario {
     pub fn draw(seed: u64, fixed: &Fixed) -> Self {
         let mut rng = Rng::new(seed ^ 0x5363_656e_6172_696f);
         let peers = [1, 2, 3, 3, 4, 5, 5, 5, 6, 7][rng.below(10) as usize];
+        // A bug needs a mesh that can be split.
+        let peers = if fixed.bug.is_some() { 5 + peers % 3 } else { peers };
         let peers = fixed.peers.unwrap_or(peers);
         let few = peers < 3;
         let jobs = if few { 3 + rng.below(4) } else { 6 + rng.below(10) };
@@ -261,7 +265,8 @@ impl Scenario {
         let grace = Span::millis(4_000 + rng.below(8_000));
         let chaos_for = Span::secs(25 + rng.below(40));
         let big = peers as u64 / 100;
-        Scenario {
+        let cut_for = Span::secs(4 + rng.below(12));
+        let drawn = Scenario {
             seed,
             peers,
             jobs: fixed.jobs.unwrap_or(jobs as usize),
@@ -271,10 +276,39 @@ impl Scenario {
             work_max: Span::secs(18),
             drift_milli: if fixed.bug == Some(Bug::Drift) { 200 } else { rng.below(11) },
             faults,
+            cut_for,
             bug: fixed.bug,
             rtt: fixed.rtt.clone(),
             trace: fixed.trace,
+        };
+        fixed.bug.map_or(drawn.clone(), |bug| drawn.with_chance_for(bug))
+    }
+
+    /// A bug is looked for where it can show: the faults that it needs are on, the rest is as drawn.
+    fn with_chance_for(mut self, bug: Bug) -> Self {
+        let faults = &mut self.faults;
+        match bug {
+            Bug::NoGuard | Bug::GuardLate | Bug::LeaseFromReply | Bug::AnyRenewal => {
+                faults.partition = Span::secs(7);
+                (self.cut_for, self.grace) = (Span::secs(16), Span::secs(4));
+            }
+            Bug::Drift => {
+                faults.partition = Span::secs(7);
+                (self.cut_for, self.grace) = (Span::secs(25), Span::secs(11));
+            }
+            Bug::SuspendWithoutBoottime => (faults.suspend, self.grace) = (Span::secs(4), Span::secs(4)),
+            Bug::LyingDisk | Bug::BootForgotten | Bug::ClosedLost => faults.crash = Span::secs(4),
+            Bug::AnswersUnsynced => {
+                (faults.slow_disk, faults.crash, faults.crash_at_write) =
+                    (Span::secs(2), Span::secs(4), 0.01);
+            }
+            Bug::NewDiskAsOld => (faults.lost_disk, faults.loss) = (Span::secs(12), 0.15),
+            Bug::ForgedAccept | Bug::StaleRead => faults.partition = Span::secs(8),
         }
+        if bug == Bug::LeaseFromReply {
+            (faults.loss, faults.reorder) = (0.25, 0.3);
+        }
+        self
     }
 
     /// A home waits this long before it takes a silent contact over.

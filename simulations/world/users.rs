@@ -19,6 +19,8 @@ pub enum Act {
     Submit(usize),
     Read(usize),
     Cancel(usize),
+    /// An operator sends it to another cluster.
+    Move(usize),
     /// The judge reads it after the world has healed.
     LastRead(usize),
 }
@@ -69,6 +71,10 @@ impl World {
                 let read = when + Span(self.rng.below(25_000_000));
                 self.at(read, Event::User(Act::Read(n)));
             }
+            if self.rng.chance(0.1) {
+                let goes = when + Span(self.rng.below(20_000_000));
+                self.at(goes, Event::User(Act::Move(n)));
+            }
             if self.rng.chance(0.15) {
                 let cancel = when + Span(self.rng.below(20_000_000));
                 self.at(cancel, Event::User(Act::Cancel(n)));
@@ -89,6 +95,17 @@ impl World {
                 let Some(job) = self.users.jobs[n].id else { return };
                 let Some(i) = self.any_peer() else { return };
                 self.ask(i, n, Ask::Get, ClientRequest::Get { job }, matches!(act, Act::LastRead(_)));
+            }
+            Act::Move(n) => {
+                let Some(job) = self.users.jobs[n].id else { return };
+                let Some(i) = self.any_peer() else { return };
+                let to = self.rng.below(self.machines.len() as u64) as usize;
+                let request =
+                    ClientRequest::Move { job, to: self.machines[to].name.clone(), by: "op".into() };
+                // Nobody waits for the answer: the reads show what came of it.
+                self.users.tokens += 1;
+                let token = self.users.tokens;
+                self.input(i, Input::Client { token, request });
             }
             Act::Cancel(n) => {
                 let Some(job) = self.users.jobs[n].id else { return };

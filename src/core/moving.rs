@@ -90,11 +90,16 @@ impl Peer {
     }
 
     /// Homes of a later generation that do not know the record are given what another of them accepted:
-    /// the same proposal once more.
-    pub(super) fn op_repair(&mut self, op: &Op) {
+    /// the same proposal once more. Once for each time that they are asked: a home that refuses it (a full disk)
+    /// would be given it again for every refusal.
+    pub(super) fn op_repair(&mut self, op: &mut Op) {
         let answers = op.promises.values().chain(op.states.values()).flatten();
         let Some((ballot, value)) = answers.max_by(|a, b| a.0.cmp(&b.0)) else { return };
+        let (ballot, value) = (ballot.clone(), value.clone());
         for home in op.homes.iter().filter(|h| op.unknown.contains(&h.peer)) {
+            if !op.repaired.insert(home.peer.clone()) {
+                continue;
+            }
             let body = RegisterBody::Accept {
                 ballot: ballot.clone(),
                 value: value.clone(),

@@ -104,6 +104,8 @@ pub struct Op {
     pub(super) unknown: BTreeSet<PeerName>,
     /// Homes that came back with another disk: no answer at all.
     pub(super) gone: BTreeSet<PeerName>,
+    /// Homes that were given the record since they were last asked.
+    pub(super) repaired: BTreeSet<PeerName>,
     /// Prepare begins the register at homes that missed its creation.
     pub(super) begins: bool,
     pub(super) forgotten: BTreeSet<PeerName>,
@@ -165,6 +167,7 @@ impl Op {
         self.unknown.clear();
         self.forgotten.clear();
         self.gone.clear();
+        self.repaired.clear();
         self.refusals.clear();
     }
     pub(super) fn answered(&self) -> usize {
@@ -207,6 +210,7 @@ impl Peer {
             unknown: BTreeSet::new(),
             forgotten: BTreeSet::new(),
             gone: BTreeSet::new(),
+            repaired: BTreeSet::new(),
             begins: false,
             refusals: BTreeMap::new(),
             proposed: None,
@@ -482,7 +486,7 @@ impl Peer {
             return self.op_end(op, OpResult::Forgotten);
         }
         if op.generation > 0 {
-            self.op_repair(&op);
+            self.op_repair(&mut op);
         } else if op.unknown.len() >= majority && op.phase != Phase::Accepting {
             return self.op_end(op, OpResult::Missing);
         }
@@ -668,6 +672,7 @@ impl Peer {
             Timer::OpResend(_) if op.phase != Phase::BackOff => {
                 op.resend_every = op.resend_every.scale(2, 1).min(RESEND_MAX);
                 op.resends += 1;
+                op.repaired.clear();
                 if op.resends == SEARCH_AT {
                     self.op_search(&op);
                 }

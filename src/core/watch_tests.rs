@@ -88,7 +88,9 @@ fn chosen_values_are_held_against_the_last_ones() {
         [("invariant_I1_violated", 1), ("invariant_I2_violated", 1), ("invariant_I4_violated", 1)]
     );
     chosen(&|r| (r.version, r.epoch, r.checkpoint, r.state) = (6, Epoch(2), checkpoint(2), JobState::Failed));
-    let after = chosen(&|r| (r.version, r.epoch, r.checkpoint) = (7, Epoch(2), checkpoint(2)));
+    let after = chosen(&|r| {
+        (r.version, r.epoch, r.checkpoint, r.state) = (7, Epoch(2), checkpoint(2), JobState::Running)
+    });
     assert_eq!(after.last(), Some(&("invariant_I8_violated", 1)));
 }
 

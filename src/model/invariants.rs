@@ -23,7 +23,9 @@ pub enum Invariant {
     I4,
     /// A cluster runs no more than it has: no GPU belongs to two attempts.
     I6,
-    /// Nothing follows a final state.
+    /// One sealed value per generation: it is the last of it, and generations never fall.
+    I7,
+    /// Nothing follows a final state, but that its record moves to other homes.
     I8,
 }
 
@@ -36,6 +38,7 @@ impl Invariant {
             Self::I3 => "invariant_I3_violated",
             Self::I4 => "invariant_I4_violated",
             Self::I6 => "invariant_I6_violated",
+            Self::I7 => "invariant_I7_violated",
             Self::I8 => "invariant_I8_violated",
         }
     }
@@ -58,6 +61,10 @@ pub struct JobMark {
     pub cancelled: bool,
     /// Attempts that ended, in any way.
     pub losses_and_failures: u32,
+    /// Which home set holds it,
+    pub generation: u32,
+    /// and whether this is that one's last value.
+    pub sealed: bool,
 }
 
 impl JobMark {
@@ -71,6 +78,8 @@ impl JobMark {
             state: record.state,
             cancelled: record.cancel.is_some(),
             losses_and_failures: record.losses + record.failures,
+            generation: record.generation,
+            sealed: record.sealed.is_some(),
         }
     }
 }
@@ -91,7 +100,11 @@ pub fn job_follows(old: &JobMark, new: &JobMark) -> BTreeSet<Invariant> {
         && matches!((&old.cluster, &new.cluster), (Some(before), Some(after)) if before != after);
     check(!moved, Invariant::I3);
     check(new.checkpoint >= old.checkpoint, Invariant::I4);
-    check(!old.state.is_final() || new == old, Invariant::I8);
+    let same_generation = new.generation == old.generation;
+    check(new.generation >= old.generation && !(old.sealed && same_generation && new != old), Invariant::I7);
+    let moved_only =
+        JobMark { version: old.version, generation: old.generation, sealed: old.sealed, ..new.clone() };
+    check(!old.state.is_final() || moved_only == *old, Invariant::I8);
     broken
 }
 
@@ -159,6 +172,8 @@ mod tests {
             state: JobState::Running,
             cancelled: false,
             losses_and_failures: 0,
+            generation: 0,
+            sealed: false,
         }
     }
 
@@ -179,10 +194,28 @@ mod tests {
         assert_eq!(broken(JobMark { checkpoint: None, ..next.clone() }), [Invariant::I4]);
         let ended = JobMark { state: JobState::Failed, cancelled: true, ..old.clone() };
         assert_eq!(job_follows(&ended, &ended), BTreeSet::new());
-        let after = JobMark { version: 6, ..ended.clone() };
+        let after = JobMark { version: 6, state: JobState::Succeeded, ..ended.clone() };
         assert_eq!(job_follows(&ended, &after), BTreeSet::from([Invariant::I8]));
         let forgot = JobMark { cancelled: false, ..JobMark { state: JobState::Running, ..after } };
         assert_eq!(job_follows(&ended, &forgot), BTreeSet::from([Invariant::I1, Invariant::I8]));
+    }
+
+    #[test]
+    fn a_record_moves_generation_by_generation() {
+        let old = mark(5, 2);
+        let sealed = JobMark { version: 6, sealed: true, ..old.clone() };
+        let installed = JobMark { version: 7, sealed: false, generation: 1, ..sealed.clone() };
+        for (a, b) in [(&old, &sealed), (&sealed, &sealed), (&sealed, &installed), (&old, &installed)] {
+            assert_eq!(job_follows(a, b), BTreeSet::new());
+        }
+        let other = JobMark { version: 7, sealed: false, ..sealed.clone() };
+        assert_eq!(job_follows(&sealed, &other), BTreeSet::from([Invariant::I7]));
+        let back = JobMark { version: 8, generation: 0, ..installed.clone() };
+        assert_eq!(job_follows(&installed, &back), BTreeSet::from([Invariant::I7]));
+        // A job that has ended moves like any other.
+        let ended = |m: &JobMark| JobMark { state: JobState::Failed, ..m.clone() };
+        assert_eq!(job_follows(&ended(&old), &ended(&sealed)), BTreeSet::new());
+        assert_eq!(job_follows(&ended(&sealed), &ended(&installed)), BTreeSet::new());
     }
 
     #[test]
