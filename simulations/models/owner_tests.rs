@@ -174,7 +174,7 @@ fn renewed_all_the_time(tried: bool) {
         job.apply(&Change::Place { placement, epoch: job.epoch.next() }).expect("a pending job is placed");
     let (origin, key) = (Origin::Job(placed.birth.clone()), RecordKey::Job(placed.id()));
     homes.accept((1, "c1"), &contact_origin, &contact(1, 1, "c1"), &[0, 1, 2]);
-    homes.accept((1, "h1"), &origin, &Value::Job(Box::new(placed.clone())), &[0, 1, 2]);
+    homes.accept((1, "h1"), &origin, &Value::job(placed.clone()), &[0, 1, 2]);
     homes.pass(Span::secs(2));
     // Another home's takeover, at ballot 2, gets no further than h1.
     if tried {

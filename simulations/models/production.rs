@@ -361,7 +361,7 @@ fn ballot_number(ballot: &Ballot) -> u8 {
 /// The value under a ballot: a job's record whose version tells which.
 fn bytes_of(ballot: u8) -> Vec<u8> {
     let record = JobRecord { version: u64::from(ballot), ..new_job() };
-    Value::Job(Box::new(record)).encode().expect("small")
+    Value::job(record).encode().expect("small")
 }
 
 fn request(ask: Ask, store: StoreId) -> RegisterRequest {

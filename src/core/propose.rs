@@ -693,7 +693,7 @@ impl Peer {
 /// The changed value, a refusal, or none where the task changes nothing.
 fn apply(task: &Task, value: &Value) -> Option<Result<Value, Refused>> {
     match (task, value) {
-        (Task::Job(change), Value::Job(record)) => Some(record.apply(change).map(|r| Value::job(r))),
+        (Task::Job(change), Value::Job(record)) => Some(record.apply(change).map(Value::job)),
         (Task::Contact(change), Value::Contact(record)) => {
             Some(record.apply(change).map(|r| Value::Contact(Box::new(r))))
         }
