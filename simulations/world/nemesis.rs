@@ -240,8 +240,10 @@ impl World {
     fn partition(&mut self) {
         let n = self.machines.len();
         let Some((a, b)) = self.two() else { return };
-        let one_way = self.rng.chance(0.35);
-        let cut = match self.rng.below(5) {
+        let isolates = self.scenario.isolates;
+        let one_way = self.rng.chance(0.35) && !isolates;
+        let shape = if isolates { 2 } else { self.rng.below(5) };
+        let cut = match shape {
             0 | 1 => Cut::Sides { side: (0..n).map(|_| self.rng.chance(0.5)).collect(), one_way },
             2 => {
                 let inside = self.rng.chance(0.5);

@@ -25,6 +25,8 @@ pub struct Scenario {
     pub faults: Faults,
     /// Mean length of a cut.
     pub cut_for: Span,
+    /// Cuts only ever isolate one peer, wholly, and nothing is relayed.
+    pub isolates: bool,
     /// A planted bug, to show that the judge finds it.
     pub bug: Option<Bug>,
     /// Round trips between regions; generated where none is given.
@@ -277,6 +279,7 @@ impl Scenario {
             drift_milli: if fixed.bug == Some(Bug::Drift) { 200 } else { rng.below(11) },
             faults,
             cut_for,
+            isolates: false,
             bug: fixed.bug,
             rtt: fixed.rtt.clone(),
             trace: fixed.trace,
@@ -288,13 +291,20 @@ impl Scenario {
     fn with_chance_for(mut self, bug: Bug) -> Self {
         let faults = &mut self.faults;
         match bug {
-            Bug::NoGuard | Bug::GuardLate | Bug::LeaseFromReply | Bug::AnyRenewal => {
-                faults.partition = Span::secs(7);
+            Bug::NoGuard | Bug::GuardLate | Bug::LeaseFromReply => {
+                (faults.partition, self.isolates) = (Span::secs(7), true);
                 (self.cut_for, self.grace) = (Span::secs(16), Span::secs(4));
+                (self.work_max, self.jobs) = (Span::secs(40), 2 * self.jobs);
+            }
+            Bug::AnyRenewal => {
+                (faults.partition, faults.flap) = (Span::secs(7), Span::ZERO);
+                (self.cut_for, self.grace) = (Span::secs(16), Span::secs(4));
+                (self.work_max, self.peers) = (Span::secs(40), 7);
             }
             Bug::Drift => {
-                faults.partition = Span::secs(7);
+                (faults.partition, self.isolates) = (Span::secs(7), true);
                 (self.cut_for, self.grace) = (Span::secs(25), Span::secs(11));
+                (self.work_max, self.jobs) = (Span::secs(60), 2 * self.jobs);
             }
             Bug::SuspendWithoutBoottime => (faults.suspend, self.grace) = (Span::secs(4), Span::secs(4)),
             Bug::LyingDisk | Bug::BootForgotten | Bug::ClosedLost => faults.crash = Span::secs(4),

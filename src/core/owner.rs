@@ -331,7 +331,11 @@ impl Peer {
         driven.claims.retain(|_, laid| laid.epoch == epoch);
         let mut wanted = self.choose_claims(job, &record.spec);
         if let Some(intent) = &record.moving {
-            wanted = vec![intent.to.clone()];
+            // Refused a moment ago: asked again later, not at once.
+            let laid = self.owner.claims(&job).and_then(|claims| claims.get(&intent.to));
+            let refused = laid.and_then(|l| l.refused.as_ref());
+            let rests = refused.is_some_and(|(at, _)| now.since(*at) < REFUSED_FOR);
+            wanted = if rests { Vec::new() } else { vec![intent.to.clone()] };
         }
         self.lay_claims(job, record, epoch, &wanted);
         // A job that waits everywhere is looked at as seldom as its claims are repeated.

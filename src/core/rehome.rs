@@ -148,8 +148,8 @@ impl Peer {
             return;
         }
         let task = match (&record.sealed, self.next_homes(record)) {
-            // Somebody sealed it and did not get to the end.
-            (Some(_), _) => Task::SettleAll,
+            // Somebody sealed it and did not get to the end. A majority does: one of these homes may be gone for good.
+            (Some(_), _) => Task::Settle,
             (None, Some(next)) => Task::Job(Change::Seal { generation: record.generation, next }),
             (None, None) => {
                 self.keeper.moving.remove(&job);
