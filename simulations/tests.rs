@@ -6,7 +6,7 @@ mod linear_tests;
 mod world;
 
 use starling::base::{Rng, Span};
-use world::{Bug, FAULTS, Faults, Fixed, Outcomes, RttMatrix, Scenario, World};
+use world::{FAULTS, Faults, Fixed, Outcomes, RttMatrix, Scenario, World};
 
 fn run(seed: u64, fixed: &Fixed) -> Outcomes {
     World::new(Scenario::draw(seed, fixed)).run()

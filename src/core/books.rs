@@ -118,6 +118,16 @@ impl Books {
         }
     }
 
+    /// GPUs of a share by the model of their nodes.
+    pub fn by_model(&self, shares: &[NodeShare], sum: &mut BTreeMap<String, u32>) {
+        for share in shares {
+            let model = self.nodes.get(share.node as usize).and_then(|node| node.model.as_ref());
+            if let Some(model) = model.filter(|_| !share.gpus.is_empty()) {
+                *sum.entry(model.clone()).or_default() += u32::try_from(share.gpus.len()).unwrap_or(u32::MAX);
+            }
+        }
+    }
+
     /// Fills the free and total figures of a queue report.
     pub fn report(&self, report: &mut QueueReport) {
         report.gpus_total = self.total.clone();
@@ -198,6 +208,20 @@ mod tests {
         books.take(&first, &need(6));
         assert_eq!(books.fit(1, &need(2)).expect("fits")[0].node, first[0].node);
         assert_eq!(books.fit(1, &need(3)).expect("fits")[0].node, 1 - first[0].node);
+    }
+
+    #[test]
+    fn what_is_reserved_is_told_by_the_nodes_own_model() {
+        let books = Books::new(&[group(2, 8, "A100-80G"), group(1, 4, "H100")]);
+        let shares = books.fit(2, &need(6)).expect("any model will do");
+        let mut sum = BTreeMap::new();
+        books.by_model(&shares, &mut sum);
+        assert_eq!(sum, BTreeMap::from([("A100-80G".to_owned(), 12)]));
+        books.by_model(
+            &[NodeShare { node: 99, gpus: vec![0] }, NodeShare { node: 0, gpus: vec![] }],
+            &mut sum,
+        );
+        assert_eq!(sum.len(), 1, "nothing for a node that is gone, nothing for a share without GPUs");
     }
 
     #[test]

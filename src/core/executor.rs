@@ -239,7 +239,15 @@ impl Peer {
     pub(super) fn on_claim(&mut self, from: PeerName, claim: Claim) {
         let job = claim.birth.id();
         let key = AttemptKey { job, epoch: claim.epoch };
-        let refused = self.refuses(&claim);
+        // It has ended here, and the record does not say so yet: that comes first, or a job that is done would
+        // run again because its cluster was out of reach when it finished.
+        let ended: Vec<AttemptKey> =
+            self.exec.of_job(&job).filter(|(_, a)| a.phase == Phase::Closed).map(|(k, _)| *k).collect();
+        for key in &ended {
+            self.attempt_again(*key);
+        }
+        let unsaid = (!ended.is_empty()).then(|| "an attempt that ended here is being recorded".to_owned());
+        let refused = unsaid.or_else(|| self.refuses(&claim));
         if let Some(why) = refused {
             self.exec.drop_claim(&job);
             let state = Message::ClaimState { job, epoch: claim.epoch, ahead: 0, refused: Some(why) };
@@ -814,9 +822,7 @@ impl Peer {
         };
         self.exec.books.report(&mut queue);
         for grant in self.exec.grants.values() {
-            let model = grant.need.gpu.first().cloned().unwrap_or_else(|| "any".into());
-            *queue.gpus_reserved.entry(model).or_default() +=
-                grant.shares.iter().map(|s| s.gpus.len() as u32).sum::<u32>();
+            self.exec.books.by_model(&grant.shares, &mut queue.gpus_reserved);
         }
         let contact = self.contact_report();
         let due = self

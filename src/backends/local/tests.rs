@@ -224,6 +224,21 @@ async fn a_killed_guard_takes_its_attempt_along() {
     }
 }
 
+/// Found as a guard that went on for ever, asking for a folder that a test had removed.
+#[tokio::test]
+async fn a_guard_whose_folder_was_taken_away_ends() {
+    let mut machine = Machine::new();
+    let (mut ear, _) = Ear::adopt(&*machine.backend).await;
+    let dir = machine.attempt(key(1));
+    let text = format!("while [ -d '{}' ]; do sleep 0.05; done", dir.path().display());
+    machine.go(start(key(1), script(&text))).await;
+    ear.started(key(1)).await;
+    let guarded = dir.guarded().expect("reads").expect("was written");
+    machine.stop_peer().await;
+    std::fs::remove_dir_all(dir.path()).expect("the folder is removed");
+    wait_until("the guard's end", || !processes::lives(guarded.guard)).await;
+}
+
 #[tokio::test]
 async fn after_a_restart_of_the_machine_nothing_is_killed_and_all_has_ended() {
     let mut machine = Machine::new();

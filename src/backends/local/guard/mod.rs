@@ -32,6 +32,8 @@ use crate::model::Outcome;
 pub const LOST_CONTACT: &str = "lost contact";
 
 /// A program that has not taken over by then (its file system hangs) is given up.
+/// The folder of an attempt was looked for in vain this often, a second apart: it does not come back.
+const FOLDER_GONE: u32 = 5;
 const EXEC_TIME_MAX: Span = Span::secs(30);
 
 /// Runs one attempt to its end. `dir` is its folder, made by the peer.
@@ -334,15 +336,20 @@ impl Guard {
         childless
     }
 
-    /// Writes how it ended, as often as it takes: nobody else can say it.
+    /// Writes how it ended, as often as it takes: nobody else can say it. Where the attempt's whole folder was
+    /// taken away, nobody will ever read it: then the guard ends, too.
     fn close(&mut self, outcome: Outcome) {
         let output_lost = self.ranks.iter().flat_map(|r| &r.streams).map(|s| s.file.lost).sum();
         let started_at = self.running_since.map(|(_, wall)| wall);
         let ended = Ended { outcome, started_at, at: clock::wall(), output_lost };
-        let mut said = false;
+        let (mut said, mut gone) = (false, 0);
         while let Err(error) = self.dir.write_ended(&ended) {
             if !std::mem::replace(&mut said, true) {
                 eprintln!("starling guard: {} ended and that cannot be written: {error}", self.spec.key);
+            }
+            gone = if matches!(self.dir.path().try_exists(), Ok(false)) { gone + 1 } else { 0 };
+            if gone > FOLDER_GONE {
+                return;
             }
             std::thread::sleep(Span::secs(1).to_std());
         }
