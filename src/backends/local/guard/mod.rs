@@ -31,9 +31,9 @@ use crate::model::Outcome;
 /// Words of an attempt that was stopped by its own guard. The peer's core and people know it by them.
 pub const LOST_CONTACT: &str = "lost contact";
 
-/// A program that has not taken over by then (its file system hangs) is given up.
 /// The folder of an attempt was looked for in vain this often, a second apart: it does not come back.
 const FOLDER_GONE: u32 = 5;
+/// A program that has not taken over by then (its file system hangs) is given up.
 const EXEC_TIME_MAX: Span = Span::secs(30);
 
 /// Runs one attempt to its end. `dir` is its folder, made by the peer.
