@@ -39,7 +39,7 @@ pub struct Yard {
 }
 
 impl Yard {
-    /// A job of so many steps of [`STEP_MS`], with a checkpoint every five; `clusters` may be empty for any.
+    /// A job of so many steps of `STEP_MS`, with a checkpoint every five; `clusters` may be empty for any.
     pub fn training(&self, name: &str, steps: u64, clusters: &[PeerName]) -> Result<JobSpec, FleetError> {
         let base = parse_spec(b"run: 'true'").map_err(|e| FleetError::Invalid(e.to_string()))?.spec;
         let text = |p: &Path| p.display().to_string();
