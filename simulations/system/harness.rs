@@ -52,7 +52,12 @@ impl Out {
 
 /// A command that sees nothing of this process's own Starling settings.
 pub fn command() -> Command {
-    let mut command = Command::new(STARLING);
+    command_of(Path::new(STARLING))
+}
+
+/// The same of another build.
+pub fn command_of(binary: &Path) -> Command {
+    let mut command = Command::new(binary);
     for name in ["STARLING_PEER", "STARLING_TOKEN", "STARLING_CA", "STARLING_STATE", "RUST_LOG"] {
         command.env_remove(name);
     }

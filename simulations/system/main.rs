@@ -10,3 +10,4 @@ mod one_peer;
 mod relay;
 mod strangers;
 mod three_peers;
+mod upgrade;

@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::harness::{cli, command, get, kill_attempts, until};
+use super::harness::{STARLING, cli, command_of, get, kill_attempts, until};
 
 /// What a peer is started with.
 #[derive(Debug, Clone)]
@@ -20,6 +20,8 @@ pub struct Plan {
     pub listen: String,
     /// More tables of the configuration.
     pub tables: String,
+    /// Which build.
+    pub binary: PathBuf,
 }
 
 impl Plan {
@@ -30,7 +32,8 @@ impl Plan {
             "beta" => "us-east",
             _ => "ap-south",
         };
-        Self { name, region, gpu: "A100-80G", gpus: 4, listen: "127.0.0.1:0".into(), tables: String::new() }
+        let (listen, binary) = ("127.0.0.1:0".into(), STARLING.into());
+        Self { name, region, gpu: "A100-80G", gpus: 4, listen, tables: String::new(), binary }
     }
 
     fn text(&self) -> String {
@@ -83,7 +86,7 @@ impl PeerProcess {
     pub fn spawn(&mut self, join: Option<&str>) {
         fs::write(self.config(), self.plan.text()).expect("a configuration");
         let log = File::options().create(true).append(true).open(self.log()).expect("a log");
-        let mut up = command();
+        let mut up = command_of(&self.plan.binary);
         up.arg("up").arg("--config").arg(self.config()).arg("--state").arg(&self.state);
         if let Some(join) = join {
             up.args(["--join", join]);

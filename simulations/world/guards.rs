@@ -25,6 +25,8 @@ pub struct Running {
     pub gpus: u32,
     pub grace: Option<Span>,
     pub binding: (ContactId, u64),
+    /// The binding before, while it is not known which one the record names.
+    pub and: Option<(ContactId, u64)>,
     pub ledger: usize,
     pub ending: bool,
     pub started_at: WallTime,
@@ -46,9 +48,10 @@ impl World {
         match command {
             BackendCommand::Start(start) => self.start_attempt(i, *start),
             BackendCommand::Stop { key, reason, notice } => self.stop_attempt(i, key, reason, notice),
-            BackendCommand::Rebind { key, to } => {
+            BackendCommand::Rebind { key, to, and } => {
                 if let Some(running) = self.machines[i].attempts.get_mut(&key) {
                     running.binding = to;
+                    running.and = and;
                 }
             }
             BackendCommand::Forget { key } => {
@@ -100,6 +103,7 @@ impl World {
             gpus: start.spec.resources.gpus,
             grace: start.spec.on_lost_contact.grace,
             binding: start.binding,
+            and: None,
             ledger: self.ledger.len(),
             ending: false,
             started_at: wall,
@@ -131,6 +135,10 @@ impl World {
     pub(super) fn deadline(&self, i: usize, running: &Running) -> Option<(Instant, Instant)> {
         let (m, grace) = (&self.machines[i], running.grace?);
         let own = m.leases.get(&running.binding).copied();
+        let own = match running.and {
+            Some(and) => own.min(m.leases.get(&and).copied()),
+            None => own,
+        };
         let lease = match self.scenario.bug {
             Some(Bug::AnyRenewal) => m.leases.values().max().copied(),
             _ => own,

@@ -154,7 +154,7 @@ impl Backend for FakeBackend {
                     let attempt = state.attempts.entry(key).or_insert(nothing);
                     Some(ended(key, attempt.ended.get_or_insert(outcome).clone()))
                 }
-                BackendCommand::Rebind { key, to } => {
+                BackendCommand::Rebind { key, to, .. } => {
                     if let Some(attempt) = state.attempts.get_mut(&key) {
                         attempt.binding = Some(to);
                     }

@@ -272,6 +272,9 @@ pub enum BackendCommand {
         key: AttemptKey,
         /// Contact and incarnation.
         to: (ContactId, u64),
+        /// While it is not known whether the record says so yet: the binding before. The attempt lives by the
+        /// older of both renewals.
+        and: Option<(ContactId, u64)>,
     },
     /// The record holds the result: what is kept of the attempt beside its logs may go.
     Forget {

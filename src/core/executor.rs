@@ -20,7 +20,7 @@ use super::message::{Claim, Message, Origin};
 use super::peer::{Peer, Timer};
 use super::propose::{OpResult, Task};
 use super::purpose::Purpose;
-use crate::base::{ContactId, Epoch, Instant, JobId, PeerName, Span, WallTime};
+use crate::base::{ContactId, Epoch, Home, Instant, JobId, PeerName, Span, WallTime};
 use crate::model::record::{Birth, Change};
 use crate::model::report::{Liveness, QueueReport};
 use crate::model::spec::JobSpec;
@@ -68,7 +68,18 @@ struct Row {
     spec: JobSpec,
     shares: Vec<NodeShare>,
     binding: (ContactId, u64),
+    /// A swap to this binding was sent, and whether it was chosen is not known yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    moving_to: Option<NextBinding>,
     closed: Option<Closed>,
+}
+
+/// The contact that an attempt moves to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct NextBinding {
+    to: (ContactId, u64),
+    series: u64,
+    homes: Vec<Home>,
 }
 
 #[derive(Debug, Clone)]
@@ -178,7 +189,10 @@ impl Executor {
         held.map(|(_, a)| a.row.shares.as_slice())
     }
     pub fn bound_to(&self, contact: &ContactId) -> bool {
-        self.attempts.values().any(|a| a.phase != Phase::Closed && a.row.binding.0 == *contact)
+        let follows = |row: &Row| {
+            row.binding.0 == *contact || row.moving_to.as_ref().is_some_and(|next| next.to.0 == *contact)
+        };
+        self.attempts.values().any(|a| a.phase != Phase::Closed && follows(&a.row))
     }
 
     pub fn attempts_view(&self, now: Instant) -> Vec<AttemptView> {
@@ -520,6 +534,7 @@ impl Peer {
             spec: spec.clone(),
             shares,
             binding,
+            moving_to: None,
             closed: None,
         };
         if !granted {
@@ -547,7 +562,10 @@ impl Peer {
 
     /// Hands an admitted attempt to the backend, under a binding that is current.
     fn start(&mut self, key: AttemptKey, record: &JobRecord) {
-        let Some(attempt) = self.exec.attempts.get(&key) else { return };
+        // Between two bindings it is not known under which it would start.
+        let Some(attempt) = self.exec.attempts.get(&key).filter(|a| a.row.moving_to.is_none()) else {
+            return;
+        };
         let binding = attempt.row.binding;
         let renewed_at =
             self.contacts.get(&binding.0).filter(|c| c.incarnation == binding.1).and_then(|c| c.renewed);
@@ -739,25 +757,49 @@ impl Peer {
 
     /// Moves the bindings of living attempts to the newest contact and incarnation, each by a swap on
     /// the job's record. The guard stops by itself what is past its own grace.
+    ///
+    /// From before the swap leaves until its outcome is known the attempt lives by the older of both contacts'
+    /// renewals: the record may name either, and its homes time that one alone.
     pub(super) fn rebind_attempts(&mut self) {
+        let pending = |a: &Attempt| a.phase != Phase::Closed && a.row.moving_to.is_some() && !a.rebinding;
+        let again: Vec<AttemptKey> =
+            self.exec.attempts.iter().filter(|(_, a)| pending(a)).map(|(k, _)| *k).collect();
+        for key in again {
+            self.propose_rebind(key);
+        }
         let Some(newest) = self.contact_fresh() else { return };
-        let to = (newest.id, newest.incarnation);
+        let (to, renewed) = ((newest.id, newest.incarnation), newest.renewed);
         let (series, homes) = (newest.series, newest.homes.clone());
+        // The new one must not be older than what the attempt lives by now, or its end would have to move back.
+        let old_enough = |from: &(ContactId, u64)| {
+            let old = self.contacts.get(&from.0).filter(|c| c.incarnation == from.1).and_then(|c| c.renewed);
+            old.is_none_or(|old| renewed.is_some_and(|new| new >= old))
+        };
         let due: Vec<AttemptKey> = self
             .exec
             .attempts
             .iter()
-            .filter(|(_, a)| a.phase != Phase::Closed && a.row.binding != to && !a.rebinding)
+            .filter(|(_, a)| a.phase != Phase::Closed && a.row.binding != to && a.row.moving_to.is_none())
+            .filter(|(_, a)| old_enough(&a.row.binding))
             .map(|(k, _)| *k)
             .collect();
         for key in due {
             let Some(attempt) = self.exec.attempts.get_mut(&key) else { continue };
-            attempt.rebinding = true;
-            let from = attempt.row.binding;
-            let origin = Origin::Job(attempt.row.birth.clone());
-            let change = Change::Rebind { epoch: key.epoch, from, to, series, homes: homes.clone() };
-            self.propose(origin, Task::Job(change), Purpose::Rebind(key, to), PATIENCE);
+            attempt.row.moving_to = Some(NextBinding { to, series, homes: homes.clone() });
+            let and = Some(attempt.row.binding);
+            self.save(key);
+            self.backend(BackendCommand::Rebind { key, to, and });
+            self.propose_rebind(key);
         }
+    }
+
+    fn propose_rebind(&mut self, key: AttemptKey) {
+        let Some(attempt) = self.exec.attempts.get_mut(&key) else { return };
+        let Some(NextBinding { to, series, homes }) = attempt.row.moving_to.clone() else { return };
+        attempt.rebinding = true;
+        let (from, origin) = (attempt.row.binding, Origin::Job(attempt.row.birth.clone()));
+        let change = Change::Rebind { epoch: key.epoch, from, to, series, homes };
+        self.propose(origin, Task::Job(change), Purpose::Rebind(key, to), PATIENCE);
     }
 
     pub(super) fn rebound(&mut self, key: AttemptKey, to: (ContactId, u64), result: OpResult) {
@@ -766,13 +808,14 @@ impl Peer {
         match result {
             OpResult::Value { refused: None, .. } => {
                 attempt.row.binding = to;
+                attempt.row.moving_to = None;
                 if attempt.phase != Phase::Closed {
                     self.save(key);
-                    self.backend(BackendCommand::Rebind { key, to });
+                    self.backend(BackendCommand::Rebind { key, to, and: None });
                 }
             }
             OpResult::Value { refused: Some(_), .. } => self.look_again(key.job),
-            // Unknown: the next renewal tries again.
+            // Unknown: the next renewal asks again, until it is known.
             _ => {}
         }
     }

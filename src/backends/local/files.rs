@@ -77,6 +77,21 @@ pub struct Binding {
     pub contact: ContactId,
     /// Its incarnation.
     pub incarnation: u64,
+    /// Another one beside it: only what both have lets the attempt go on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub and: Option<(ContactId, u64)>,
+}
+
+impl Binding {
+    /// To one contact.
+    pub fn to((contact, incarnation): (ContactId, u64)) -> Self {
+        Self { contact, incarnation, and: None }
+    }
+
+    /// All that it follows, one by one.
+    pub fn each(self) -> impl Iterator<Item = Binding> {
+        std::iter::once(Self { and: None, ..self }).chain(self.and.map(Self::to))
+    }
 }
 
 /// A counted renewal.

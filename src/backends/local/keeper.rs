@@ -169,7 +169,8 @@ impl Keeper {
     fn drop_old_leases(&self, running: &[(AttemptKey, AttemptDir)]) -> io::Result<()> {
         let mut used = std::collections::BTreeSet::new();
         for (_, dir) in running {
-            used.insert(files::lease_path(&self.config.contacts(), dir.binding()?));
+            let contacts = self.config.contacts();
+            used.extend(dir.binding()?.each().map(|b| files::lease_path(&contacts, b)));
         }
         for entry in fs::read_dir(self.config.contacts())? {
             let path = entry?.path();
@@ -182,7 +183,7 @@ impl Keeper {
 
     pub(super) fn renewed(&self, contact: ContactId, incarnation: u64, sent_at: Instant) -> io::Result<()> {
         let lease = Lease { sent_at, boot: clock::boot_id()? };
-        let path = files::lease_path(&self.config.contacts(), Binding { contact, incarnation });
+        let path = files::lease_path(&self.config.contacts(), Binding::to((contact, incarnation)));
         files::write_json_unsynced(&path, &lease)
     }
 
@@ -190,10 +191,10 @@ impl Keeper {
         match command {
             BackendCommand::Start(start) => self.start(&start),
             BackendCommand::Stop { key, notice, reason } => self.stop(key, Stop { reason, notice }),
-            BackendCommand::Rebind { key, to: (contact, incarnation) } => {
+            BackendCommand::Rebind { key, to, and } => {
                 let _held = self.hold(key);
                 let dir = self.dir(key);
-                match dir.rebind(Binding { contact, incarnation }) {
+                match dir.rebind(Binding { and, ..Binding::to(to) }) {
                     Ok(()) => dir.wake(),
                     Err(error) => {
                         tracing::warn!(%key, %error, "an attempt could not be bound to a new contact")
@@ -248,7 +249,7 @@ impl Keeper {
         let host = Host { config: &self.config, dir: dir.path(), runtime: runtime.as_deref(), gpus };
         let spec = environment::guard_spec(start, &host)?;
         let (contact, incarnation) = start.binding;
-        let made = dir.prepare(&spec, Binding { contact, incarnation });
+        let made = dir.prepare(&spec, Binding::to((contact, incarnation)));
         made.map_err(|e| format!("its folder could not be made: {e}"))
     }
 

@@ -134,7 +134,8 @@ async fn only_renewals_of_its_binding_keep_an_attempt() {
         machine.go(command).await;
         ear.started(key(n)).await;
         if bound != 1 {
-            machine.backend.command(BackendCommand::Rebind { key: key(n), to: (contact(n), bound) }).await;
+            let to = (contact(n), bound);
+            machine.backend.command(BackendCommand::Rebind { key: key(n), to, and: None }).await;
         }
     }
     while now() < first_end + grace {
@@ -221,6 +222,44 @@ async fn a_killed_guard_takes_its_attempt_along() {
         }
         assert_eq!(ear.ended(key(1)).await, Outcome::Stopped("its guard was killed".into()));
         assert_eq!(with_text(&mark), 0);
+    }
+}
+
+/// While a binding moves, nobody knows yet which of the two the record names.
+#[tokio::test]
+async fn an_attempt_between_two_contacts_needs_both() {
+    let machine = Machine::new();
+    let (mut ear, _) = Ear::adopt(&*machine.backend).await;
+    let grace = Span::secs(2);
+    let (old, new) = (|n: u8| ContactId([n; 20]), |n: u8| ContactId([n + 100; 20]));
+    // Attempt, whether the old and the new contact are renewed, whether it lives.
+    let cases = [(1, true, true, true), (2, true, false, false), (3, false, true, false)];
+    let mut first_end = now();
+    for (n, ..) in cases {
+        let mut job = script("while :; do sleep 0.1; done");
+        job.on_lost_contact.grace = Some(grace);
+        let mut command = start(key(n), job);
+        command.binding = (old(n), 1);
+        first_end = command.renewed_at + grace;
+        machine.go(command).await;
+        ear.started(key(n)).await;
+        let (to, and) = ((new(n), 1), Some((old(n), 1)));
+        machine.backend.command(BackendCommand::Rebind { key: key(n), to, and }).await;
+    }
+    while now() < first_end + grace {
+        for (n, olds, news, _) in cases {
+            if olds {
+                machine.backend.renewed(old(n), 1, now()).await;
+            }
+            if news {
+                machine.backend.renewed(new(n), 1, now()).await;
+            }
+        }
+        tokio::time::sleep(Span::millis(20).to_std()).await;
+    }
+    let ends = |n| machine.attempt(key(n)).ended().expect("reads");
+    for (n, .., lives) in cases {
+        assert_eq!(ends(n).is_none(), lives, "attempt {n}");
     }
 }
 

@@ -197,9 +197,12 @@ impl Guard {
         let Some(deadline) = &mut self.deadline else { return };
         // A file that cannot be read is no renewal: the deadline stands.
         let Ok(binding) = self.dir.binding() else { return };
-        let Ok(lease) = read_json::<Lease>(&lease_path(&self.spec.contacts, binding)) else { return };
-        if lease.boot == self.spec.boot {
-            deadline.renewed(lease.sent_at, now);
+        let lease = |b| read_json::<Lease>(&lease_path(&self.spec.contacts, b)).ok();
+        let sent_at = |l: Option<Lease>| l.filter(|l| l.boot == self.spec.boot).map(|l| l.sent_at);
+        // Without one of them none counts.
+        let oldest = binding.each().map(|b| sent_at(lease(b))).min().flatten();
+        if let Some(sent_at) = oldest {
+            deadline.renewed(sent_at, now);
         }
     }
 
