@@ -161,7 +161,7 @@ impl World {
         let regions = rtt.regions() as u64;
         let net = Network {
             region: (0..scenario.peers).map(|_| rng.below(regions) as usize).collect(),
-            relays: rng.chance(0.5) && !scenario.isolates && scenario.bug != Some(Bug::AnyRenewal),
+            relays: rng.chance(0.5) && scenario.only_cut.is_none(),
             rtt,
             cuts: BTreeMap::new(),
             next_cut: 0,

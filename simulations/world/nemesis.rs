@@ -4,7 +4,7 @@ use starling::base::{Instant, Span, StoreId};
 use starling::core::{DiskImage, Input};
 
 use super::network::Cut;
-use super::scenario::Bug;
+use super::scenario::{Bug, Shape};
 use super::{Event, GAP, World};
 
 /// What strikes next.
@@ -240,17 +240,18 @@ impl World {
     fn partition(&mut self) {
         let n = self.machines.len();
         let Some((a, b)) = self.two() else { return };
-        let isolates = self.scenario.isolates;
-        let one_way = self.rng.chance(0.35) && !isolates;
-        let shape = if isolates { 2 } else { self.rng.below(5) };
-        let cut = match shape {
-            0 | 1 => Cut::Sides { side: (0..n).map(|_| self.rng.chance(0.5)).collect(), one_way },
-            2 => {
+        let only = self.scenario.only_cut;
+        let one_way = self.rng.chance(0.35) && only.is_none();
+        let drawn =
+            [Shape::Halves, Shape::Halves, Shape::One, Shape::Pair, Shape::Ring][self.rng.below(5) as usize];
+        let cut = match only.unwrap_or(drawn) {
+            Shape::Halves => Cut::Sides { side: (0..n).map(|_| self.rng.chance(0.5)).collect(), one_way },
+            Shape::One => {
                 let inside = self.rng.chance(0.5);
                 Cut::Sides { side: (0..n).map(|i| (i == a) == inside).collect(), one_way }
             }
-            3 => Cut::Pair { a, b, one_way },
-            _ => Cut::Ring { reach: (n / 4).max(1) },
+            Shape::Pair => Cut::Pair { a, b, one_way },
+            Shape::Ring => Cut::Ring { reach: (n / 4).max(1) },
         };
         self.fault(match (&cut, one_way) {
             (Cut::Pair { .. }, _) => "cut-pair",

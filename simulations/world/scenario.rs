@@ -25,8 +25,8 @@ pub struct Scenario {
     pub faults: Faults,
     /// Mean length of a cut.
     pub cut_for: Span,
-    /// Cuts only ever isolate one peer, wholly, and nothing is relayed.
-    pub isolates: bool,
+    /// All cuts have this shape, both ways, and nothing is relayed around them.
+    pub only_cut: Option<Shape>,
     /// A planted bug, to show that the judge finds it.
     pub bug: Option<Bug>,
     /// Round trips between regions; generated where none is given.
@@ -177,7 +177,7 @@ pub enum Bug {
     LeaseFromReply,
     /// The guard takes a renewal of any contact and incarnation for its own.
     AnyRenewal,
-    /// Clocks are off by 200 thousandths, the core is told 10.
+    /// Clocks are off by up to 400 thousandths, the core is told 10.
     Drift,
     /// A crash loses what the disk had confirmed.
     LyingDisk,
@@ -235,6 +235,15 @@ impl Bug {
     }
 }
 
+/// The shape of a cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shape {
+    Halves,
+    One,
+    Pair,
+    Ring,
+}
+
 /// What a caller may fix; the rest comes from the seed.
 #[derive(Debug, Clone, Default)]
 pub struct Fixed {
@@ -276,10 +285,10 @@ impl Scenario {
             grace: grace + Span::secs(3 * big),
             renew_every: Span::secs(1) + Span::millis(400 * big),
             work_max: Span::secs(18),
-            drift_milli: if fixed.bug == Some(Bug::Drift) { 200 } else { rng.below(11) },
+            drift_milli: if fixed.bug == Some(Bug::Drift) { 400 } else { rng.below(11) },
             faults,
             cut_for,
-            isolates: false,
+            only_cut: None,
             bug: fixed.bug,
             rtt: fixed.rtt.clone(),
             trace: fixed.trace,
@@ -289,36 +298,46 @@ impl Scenario {
 
     /// A bug is looked for where it can show: the faults that it needs are on, the rest is as drawn.
     fn with_chance_for(mut self, bug: Bug) -> Self {
-        let faults = &mut self.faults;
         match bug {
-            Bug::NoGuard | Bug::GuardLate | Bug::LeaseFromReply => {
-                (faults.partition, self.isolates) = (Span::secs(7), true);
-                (self.cut_for, self.grace) = (Span::secs(16), Span::secs(4));
-                (self.work_max, self.jobs) = (Span::secs(40), 2 * self.jobs);
+            Bug::NoGuard | Bug::GuardLate => {
+                self.grace = Span::secs(4);
+                self.cut_long(Shape::One, Span::secs(14));
+            }
+            // A renewal's answer can be late by three periods.
+            Bug::LeaseFromReply => {
+                (self.grace, self.renew_every) = (Span::secs(12), Span::secs(4));
+                self.cut_long(Shape::One, Span::secs(20));
+                (self.faults.loss, self.faults.reorder) = (0.35, 0.3);
             }
             Bug::AnyRenewal => {
-                (faults.partition, faults.flap) = (Span::secs(7), Span::ZERO);
-                (self.cut_for, self.grace) = (Span::secs(16), Span::secs(4));
-                (self.work_max, self.peers) = (Span::secs(40), 7);
+                (self.grace, self.peers) = (Span::secs(12), 7);
+                self.cut_long(Shape::Halves, Span::secs(25));
             }
             Bug::Drift => {
-                (faults.partition, self.isolates) = (Span::secs(7), true);
-                (self.cut_for, self.grace) = (Span::secs(25), Span::secs(11));
-                (self.work_max, self.jobs) = (Span::secs(60), 2 * self.jobs);
+                self.grace = Span::secs(11);
+                self.cut_long(Shape::One, Span::secs(25));
             }
-            Bug::SuspendWithoutBoottime => (faults.suspend, self.grace) = (Span::secs(4), Span::secs(4)),
-            Bug::LyingDisk | Bug::BootForgotten | Bug::ClosedLost => faults.crash = Span::secs(4),
+            Bug::SuspendWithoutBoottime => {
+                (self.faults.suspend, self.grace) = (Span::secs(4), Span::secs(4));
+            }
+            Bug::LyingDisk | Bug::BootForgotten | Bug::ClosedLost => self.faults.crash = Span::secs(4),
             Bug::AnswersUnsynced => {
-                (faults.slow_disk, faults.crash, faults.crash_at_write) =
-                    (Span::secs(2), Span::secs(4), 0.01);
+                (self.faults.slow_disk, self.faults.crash) = (Span::secs(2), Span::secs(4));
+                self.faults.crash_at_write = 0.01;
             }
-            Bug::NewDiskAsOld => (faults.lost_disk, faults.loss) = (Span::secs(12), 0.15),
-            Bug::ForgedAccept | Bug::StaleRead => faults.partition = Span::secs(8),
-        }
-        if bug == Bug::LeaseFromReply {
-            (faults.loss, faults.reorder) = (0.25, 0.3);
+            Bug::NewDiskAsOld => (self.faults.lost_disk, self.faults.loss) = (Span::secs(12), 0.15),
+            Bug::ForgedAccept | Bug::StaleRead => self.faults.partition = Span::secs(8),
         }
         self
+    }
+
+    /// One long cut at a time, over jobs that run for long, and nothing else: with more, nobody has the
+    /// majority that would place a job again while its old attempt still runs.
+    fn cut_long(&mut self, shape: Shape, lasts: Span) {
+        self.only_cut = Some(shape);
+        self.faults = Faults { partition: lasts.scale(3, 2), ..Faults::NONE };
+        self.cut_for = lasts;
+        (self.chaos_for, self.work_max, self.jobs) = (Span::secs(120), Span::secs(60), 2 * self.jobs);
     }
 
     /// A home waits this long before it takes a silent contact over.
