@@ -63,18 +63,21 @@ impl Peer {
 
     pub(super) fn sweep(&mut self) {
         self.timer_in(SWEEP_EVERY, Timer::Sweep);
-        let part: Vec<(JobId, JobRecord)> = self
-            .acceptor
-            .jobs_after(self.keeper.cursor)
-            .take(SWEEP_MAX)
-            .filter(|(_, record)| record.state.is_final() || self.needs_move(record))
-            .map(|(id, record)| (id, record.clone()))
-            .collect();
-        let seen = self.acceptor.jobs_after(self.keeper.cursor).take(SWEEP_MAX);
-        let (count, last) = seen.fold((0, None), |(n, _), (id, _)| (n + 1, Some(id)));
+        let (mut due, mut ended) = (Vec::new(), Vec::new());
+        let (mut count, mut last) = (0, None);
+        for (job, record) in self.acceptor.jobs_after(self.keeper.cursor).take(SWEEP_MAX) {
+            (count, last) = (count + 1, Some(job));
+            ended.extend(record.finished_at.filter(|_| record.state.is_final()).map(|at| at.0));
+            if self.needs_move(record) || (record.state.is_final() && self.kept_long_enough(record)) {
+                due.push(job);
+            }
+        }
         self.keeper.cursor = last;
-        for (job, record) in part {
-            self.sweep_one(job, &record);
+        self.keeper.ended.extend(ended);
+        for job in due {
+            if let Some(record) = self.acceptor.job_shared(&job) {
+                self.sweep_one(job, &record);
+            }
         }
         if count < SWEEP_MAX {
             // The round is over.
@@ -87,7 +90,6 @@ impl Peer {
     }
 
     fn sweep_one(&mut self, job: JobId, record: &JobRecord) {
-        self.keeper.ended.extend(record.finished_at.filter(|_| record.state.is_final()).map(|at| at.0));
         if self.needs_move(record) {
             self.keeper.counting += 1;
             if self.acts_for(record) {
