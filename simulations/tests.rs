@@ -6,7 +6,25 @@ mod linear_tests;
 mod world;
 
 use starling::base::{Rng, Span};
-use world::{FAULTS, Faults, Fixed, Outcomes, RttMatrix, Scenario, World};
+use world::{Bug, FAULTS, Faults, Fixed, Outcomes, RttMatrix, Scenario, World};
+
+/// Planted bugs, and within how many seeds each must be found. As measured (`simulate bugs --count 60`), the first
+/// seed that finds it is 1, 5, 1, 32, 1, 28, 1, 1, 12, 2, 1, 1, 10.
+const PLANTED: [(Bug, u64); 13] = [
+    (Bug::NoGuard, 10),
+    (Bug::GuardLate, 20),
+    (Bug::SuspendWithoutBoottime, 10),
+    (Bug::LeaseFromReply, 80),
+    (Bug::AnyRenewal, 10),
+    (Bug::Drift, 80),
+    (Bug::LyingDisk, 10),
+    (Bug::AnswersUnsynced, 10),
+    (Bug::NewDiskAsOld, 40),
+    (Bug::BootForgotten, 10),
+    (Bug::ClosedLost, 10),
+    (Bug::ForgedAccept, 10),
+    (Bug::StaleRead, 30),
+];
 
 fn run(seed: u64, fixed: &Fixed) -> Outcomes {
     World::new(Scenario::draw(seed, fixed)).run()
@@ -87,7 +105,9 @@ fn a_quiet_world_is_quick() {
     let quiet = Scenario { faults: Faults::NONE, drift_milli: 0, ..Scenario::draw(3, &fixed) };
     let outcome = World::new(quiet).run();
     holds(&outcome);
-    assert_eq!((outcome.moved, outcome.lost), (0, 0), "{outcome:?}");
+    // Operators move jobs; nothing else runs one twice.
+    assert_eq!(outcome.lost, 0, "{outcome:?}");
+    assert!(outcome.moved <= 1 && outcome.executions <= outcome.submitted + outcome.moved, "{outcome:?}");
     assert!(outcome.faults.is_empty());
 }
 
@@ -107,8 +127,6 @@ fn round_trips_are_read_from_a_table() {
     assert!(made.worst() > Span::millis(20) && made.worst() < Span::millis(500), "{:?}", made.worst());
 }
 
-/// Each bug put back is found within so many seeds (measured with `simulate bugs --count 60`: the first seed that
-/// finds it, at least doubled).
 #[test]
 fn planted_bugs_are_found() {
     for (bug, within) in PLANTED {

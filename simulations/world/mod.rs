@@ -56,6 +56,7 @@ pub enum Event {
     DiskEasy(usize),
     DiskFree(usize),
     HealOne(u64),
+    Isolate(usize),
     Flap { a: usize, b: usize, left: u32 },
     HealAll,
     User(Act),
@@ -101,6 +102,7 @@ impl Event {
             Event::HealAll => (20, 0),
             Event::User(_) => (21, 0),
             Event::Check => (22, 0),
+            Event::Isolate(i) => (23, *i),
         };
         [kind, i as u8, (i >> 8) as u8]
     }
@@ -299,6 +301,7 @@ impl World {
             Event::HealOne(cut) => {
                 self.net.cuts.remove(&cut);
             }
+            Event::Isolate(i) => self.isolate(i),
             Event::Flap { a, b, left } => self.flap(a, b, left),
             Event::HealAll => self.heal_all(),
             Event::User(act) => self.user(act),

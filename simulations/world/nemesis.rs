@@ -252,6 +252,12 @@ impl World {
             }
             Shape::Pair => Cut::Pair { a, b, one_way },
             Shape::Ring => Cut::Ring { reach: (n / 4).max(1) },
+            Shape::LateThenGone => {
+                let (late, gap) = (self.scenario.renew_every.scale(2, 1), Span::secs(4));
+                self.at(late + gap, Event::Isolate(a));
+                let deaf = Cut::Sides { side: (0..n).map(|i| i != a).collect(), one_way: true };
+                return self.cut_for(deaf, late);
+            }
         };
         self.fault(match (&cut, one_way) {
             (Cut::Pair { .. }, _) => "cut-pair",
@@ -266,6 +272,14 @@ impl World {
             // Heal, then cut again at once.
             let again = lasts + Span(self.rng.below(300_000));
             self.at(again, Event::Fault(Fault::Partition));
+        }
+    }
+
+    pub(super) fn isolate(&mut self, a: usize) {
+        if !self.healed {
+            let alone =
+                Cut::Sides { side: (0..self.machines.len()).map(|i| i == a).collect(), one_way: false };
+            self.cut_for(alone, self.scenario.cut_for);
         }
     }
 

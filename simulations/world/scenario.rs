@@ -242,6 +242,8 @@ pub enum Shape {
     One,
     Pair,
     Ring,
+    /// One peer hears nothing for two renewal periods, then all for a moment, then it is alone.
+    LateThenGone,
 }
 
 /// What a caller may fix; the rest comes from the seed.
@@ -305,17 +307,16 @@ impl Scenario {
             }
             // A renewal's answer can be late by three periods.
             Bug::LeaseFromReply => {
-                (self.grace, self.renew_every) = (Span::secs(12), Span::secs(4));
-                self.cut_long(Shape::One, Span::secs(20));
-                (self.faults.loss, self.faults.reorder) = (0.35, 0.3);
+                (self.grace, self.renew_every) = (Span::secs(35), Span::secs(10));
+                self.cut_long(Shape::LateThenGone, Span::secs(45));
             }
             Bug::AnyRenewal => {
                 (self.grace, self.peers) = (Span::secs(12), 7);
                 self.cut_long(Shape::Halves, Span::secs(25));
             }
             Bug::Drift => {
-                self.grace = Span::secs(11);
-                self.cut_long(Shape::One, Span::secs(25));
+                self.grace = Span::secs(30);
+                self.cut_long(Shape::One, Span::secs(50));
             }
             Bug::SuspendWithoutBoottime => {
                 (self.faults.suspend, self.grace) = (Span::secs(4), Span::secs(4));
@@ -335,9 +336,10 @@ impl Scenario {
     /// majority that would place a job again while its old attempt still runs.
     fn cut_long(&mut self, shape: Shape, lasts: Span) {
         self.only_cut = Some(shape);
-        self.faults = Faults { partition: lasts.scale(3, 2), ..Faults::NONE };
+        self.faults = Faults { partition: lasts, ..Faults::NONE };
         self.cut_for = lasts;
-        (self.chaos_for, self.work_max, self.jobs) = (Span::secs(120), Span::secs(60), 2 * self.jobs);
+        (self.chaos_for, self.work_max, self.jobs) =
+            (Span::secs(120) + lasts.scale(2, 1), Span::secs(40) + lasts, 2 * self.jobs);
     }
 
     /// A home waits this long before it takes a silent contact over.
