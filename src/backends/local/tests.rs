@@ -275,7 +275,7 @@ async fn a_guard_whose_folder_was_taken_away_ends() {
     let guarded = dir.guarded().expect("reads").expect("was written");
     machine.stop_peer().await;
     std::fs::remove_dir_all(dir.path()).expect("the folder is removed");
-    let lives = || processes::read(guarded.guard.pid).is_some_and(|p| p.id == guarded.guard);
+    let lives = || processes::read(guarded.guard.pid).is_some_and(|p| p.id == guarded.guard && !p.zombie);
     wait_until("the guard's end", || !lives()).await;
 }
 
