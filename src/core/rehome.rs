@@ -92,7 +92,8 @@ impl Peer {
     fn sweep_one(&mut self, job: JobId, record: &JobRecord) {
         if self.needs_move(record) {
             self.keeper.counting += 1;
-            if self.acts_for(record) {
+            // A sealed one is anybody's: the home whose turn it is may have missed the record's creation.
+            if self.acts_for(record) || record.sealed.is_some() {
                 self.move_homes(job, record);
             }
         } else if record.state.is_final() && self.acts_for(record) && self.kept_long_enough(record) {
