@@ -199,6 +199,7 @@ impl Mesh {
             notes: mesh.notes.clone(),
             connected: Arc::default(),
             pulled_at: Instant::default(),
+            shown_at: Instant::default(),
             links: (Vec::new(), Instant::default()),
         };
         tracker.spawn(task.run(inbox, heard, cancel));

@@ -18,6 +18,8 @@ use crate::runtime::members::{MemberList, Members, SignedEntry};
 
 /// Between looks at the clock, and the shortest time between two views for gossip's sake.
 const TICK: Duration = Duration::from_millis(100);
+/// In a mesh of more members that time grows by a tick for each so many.
+const MEMBERS_PER_TICK: usize = 16;
 /// Events taken before the view is shown.
 const BURST_MAX: usize = 64;
 /// Between questions for a member list.
@@ -53,6 +55,7 @@ pub(super) struct Task {
     /// The list as last seen, to tell what is new.
     pub(super) list: Arc<MemberList>,
     pub(super) view: watch::Sender<Arc<View>>,
+    pub(super) shown_at: Instant,
     pub(super) counters: Arc<Counters>,
     pub(super) notes: Notes,
     pub(super) connected: Arc<BTreeSet<PeerName>>,
@@ -106,7 +109,7 @@ impl Task {
                     false
                 }
                 _ = links_tick.tick() => { self.publish_links(); false }
-                _ = tick.tick() => { self.pull(); true }
+                _ = tick.tick() => { self.pull(); self.view_due() }
             };
             if at_once {
                 self.show();
@@ -118,8 +121,16 @@ impl Task {
         (self.parts.now)().mono
     }
 
+    /// What gossip alone changed is shown the less often the larger the mesh is: a view holds all that is known of
+    /// everybody, and in a large mesh something of somebody is always new. What is urgent comes by flash.
+    fn view_due(&self) -> bool {
+        let ticks = u32::try_from(self.list.len() / MEMBERS_PER_TICK).unwrap_or(u32::MAX).max(1);
+        self.now().since(self.shown_at) >= Span::from(TICK.saturating_mul(ticks))
+    }
+
     /// Publishes the view if something in it changed.
     fn show(&mut self) {
+        self.shown_at = self.now();
         if let Some(view) = self.picture.refresh(&self.list, self.now()) {
             self.view.send_replace(Arc::new(view));
         }
