@@ -182,7 +182,7 @@ pub struct Epoch(pub u64);
 impl Epoch {
     /// The epoch of the next placement.
     pub fn next(self) -> Self {
-        Self(self.0 + 1)
+        Self(self.0.saturating_add(1))
     }
 }
 impl fmt::Display for Epoch {

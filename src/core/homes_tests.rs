@@ -6,19 +6,13 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::api::*;
 use super::message::*;
+use super::testing::{config, name, spec};
 use super::{Input, Message, Peer};
 use crate::base::{Bytes, Home, Instant, JobId, MilliCpu, PeerName, Span, StoreId, WallTime};
 use crate::model::report::{Liveness, MemberView, NodeCapacity, View};
-use crate::model::spec::JobSpec;
 use crate::model::{JobRecord, JobState};
 
 type Filter = fn(&str, &str, &Message) -> bool;
-
-fn spec() -> JobSpec {
-    crate::model::spec_input::parse_spec(b"name: waits\nrun: sleep 1\nresources: {cpus: 1}")
-        .expect("a spec")
-        .spec
-}
 
 struct Mesh {
     peers: BTreeMap<PeerName, Peer>,
@@ -35,10 +29,6 @@ struct Mesh {
     /// Everything that was ever sent.
     sent: Vec<(PeerName, PeerName, Message)>,
     lines: VecDeque<(PeerName, PeerName, Message)>,
-}
-
-fn name(text: &str) -> PeerName {
-    PeerName::new(text).expect("a name")
 }
 
 fn store(text: &str) -> StoreId {
@@ -97,22 +87,14 @@ impl Mesh {
             declared: true,
         };
         let cfg = CoreConfig {
-            name: peer.clone(),
-            store: self.members[&peer].store,
             boot: self.boots,
             replicas: self.replicas,
             renew_every: Span::secs(5),
-            rho_milli: 10,
-            margin: Span::secs(1),
-            grant_for: Span::secs(5),
-            claims_max: 3,
-            jobs_max: 1_000,
             rehome_after: Span::secs(60),
             retain: self.retain,
-            retain_jobs: 1_000,
             nodes: vec![node],
-            runs_images: false,
             seed: self.boots,
+            ..config(peer.as_str(), self.members[&peer].store)
         };
         let now = self.time();
         let (core, out) =

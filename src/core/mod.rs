@@ -34,3 +34,5 @@ pub use peer::Peer;
 
 #[cfg(test)]
 mod homes_tests;
+#[cfg(test)]
+mod testing;

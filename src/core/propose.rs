@@ -152,6 +152,8 @@ pub(super) const SEARCH_AT: u32 = 2;
 const FAST_MAX: usize = 65_536;
 /// Operations waiting in one register's line.
 const LINE_MAX: usize = 256;
+/// No honest ballot is higher.
+const ROUND_MAX: u64 = 1 << 48;
 /// First resend; doubles up to `RESEND_MAX`.
 const RESEND_FIRST: Span = Span::millis(400);
 const RESEND_MAX: Span = Span::secs(4);
@@ -287,7 +289,7 @@ impl Peer {
 
     pub(super) fn op_prepare(&mut self, mut op: Op) {
         self.proposer.fast.remove(&op.origin.key());
-        self.proposer.round_max += 1;
+        self.proposer.round_max = self.proposer.round_max.saturating_add(1);
         op.ballot = Ballot {
             round: self.proposer.round_max.max(2),
             proposer: self.cfg.name.to_string(),
@@ -306,8 +308,8 @@ impl Peer {
     fn op_accept(&mut self, mut op: Op) {
         op.phase = Phase::Accepting;
         op.clear_answers();
-        op.next = Some(Ballot { round: op.ballot.round + 1, ..op.ballot.clone() });
-        self.proposer.round_max = self.proposer.round_max.max(op.ballot.round + 1);
+        op.next = Some(Ballot { round: op.ballot.round.saturating_add(1), ..op.ballot.clone() });
+        self.proposer.round_max = self.proposer.round_max.max(op.ballot.round.saturating_add(1));
         self.op_send(op);
     }
 
@@ -442,6 +444,12 @@ impl Peer {
                 op.refusals.insert(from, why);
             }
             AnswerBody::Higher { promised } => {
+                if promised.round > ROUND_MAX {
+                    // No mesh gets there; one home that lies must not spoil the ballots of all other records.
+                    self.count("absurd_ballots");
+                    self.proposer.active.insert(op.id, op);
+                    return;
+                }
                 self.proposer.round_max = self.proposer.round_max.max(promised.round);
                 if promised > op.ballot && matches!(op.phase, Phase::Preparing | Phase::Accepting) {
                     return self.op_conflict(op);

@@ -1,6 +1,6 @@
 //! The register over three homes, with messages that are lost on purpose.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 use super::acceptor::Value;
 use super::api::{CoreConfig, DiskImage, Input, Now, Output};
@@ -8,34 +8,17 @@ use super::message::{Message, Origin, RecordKey};
 use super::peer::Peer;
 use super::propose::{Fresh, Task};
 use super::purpose::Purpose;
+use super::testing::{config, spec};
 use crate::base::{BoundedVec, Epoch, Home, Instant, PeerName, Span, StoreId, TraceId, WallTime};
 use crate::model::record::{Birth, CancelIntent, Change};
-use crate::model::spec::{Communication, JobSpec, OnLostContact, PlacementSpec, Run, Then};
-use crate::model::{JobRecord, Placement, Resources};
+use crate::model::{JobRecord, Placement};
 
 fn name(i: usize) -> PeerName {
     PeerName::new(["a", "b", "c"][i]).expect("a label")
 }
 
 fn peer(i: usize, store: u8) -> Peer {
-    let cfg = CoreConfig {
-        name: name(i),
-        store: StoreId([store; 16]),
-        boot: 1,
-        replicas: 3,
-        renew_every: Span::secs(1),
-        rho_milli: 10,
-        margin: Span::secs(1),
-        grant_for: Span::secs(4),
-        claims_max: 3,
-        jobs_max: 100,
-        rehome_after: Span::secs(600),
-        retain: Span::secs(86_400),
-        retain_jobs: 100,
-        nodes: Vec::new(),
-        runs_images: false,
-        seed: i as u64,
-    };
+    let cfg = CoreConfig { seed: i as u64, ..config(["a", "b", "c"][i], StoreId([store; 16])) };
     let now = Now { mono: Instant(1), wall: WallTime(1) };
     Peer::recover(cfg, &DiskImage::default(), now).expect("an empty disk").0
 }
@@ -85,25 +68,7 @@ fn record() -> JobRecord {
     let homes = (0..3).map(|i| Home { peer: name(i), store: StoreId([i as u8; 16]) }).collect::<Vec<_>>();
     let homes = BoundedVec::try_from(homes).expect("three");
     let birth = Birth { tenant: "t".into(), minter: name(0), sequence: 1, homes };
-    let spec = JobSpec {
-        name: "j".into(),
-        tenant: "t".into(),
-        priority: 50,
-        resources: Resources::default(),
-        nodes: 1,
-        run: Run::Argv(vec!["x".into()]),
-        env: BTreeMap::new(),
-        workdir: None,
-        image: None,
-        data: vec![],
-        checkpoint: None,
-        communication: Communication::Sync,
-        max_runtime: None,
-        retries: 0,
-        on_lost_contact: OnLostContact { grace: None, then: Then::Restart },
-        placement: PlacementSpec::default(),
-    };
-    JobRecord::new(birth, spec, TraceId::default(), WallTime(1))
+    JobRecord::new(birth, spec(), TraceId::default(), WallTime(1))
 }
 
 fn create(record: &JobRecord) -> Task {

@@ -1,36 +1,15 @@
 //! Each place where production looks at an invariant can see it broken.
 
 use super::*;
-use crate::base::{BoundedVec, Epoch, Home, Instant, JobId, PeerName, Span, StoreId, TraceId, WallTime};
+use crate::base::{BoundedVec, Epoch, Home, Instant, JobId, StoreId, TraceId, WallTime};
 use crate::core::api::{CoreConfig, DiskImage, Now};
 use crate::core::message::{Ballot, Origin};
+use crate::core::testing::{config, name, spec};
 use crate::model::record::{Birth, Checkpoint, ContactRecord, contact_id};
-use crate::model::spec::{Communication, JobSpec, OnLostContact, PlacementSpec, Run, Then};
-use crate::model::{JobRecord, JobState, Resources};
-
-fn name(text: &str) -> PeerName {
-    PeerName::new(text).expect("a label")
-}
+use crate::model::{JobRecord, JobState};
 
 fn peer() -> Peer {
-    let cfg = CoreConfig {
-        name: name("a"),
-        store: StoreId([1; 16]),
-        boot: 1,
-        replicas: 1,
-        renew_every: Span::secs(1),
-        rho_milli: 10,
-        margin: Span::secs(1),
-        grant_for: Span::secs(4),
-        claims_max: 3,
-        jobs_max: 100,
-        rehome_after: Span::secs(600),
-        retain: Span::secs(86_400),
-        retain_jobs: 100,
-        nodes: Vec::new(),
-        runs_images: false,
-        seed: 1,
-    };
+    let cfg = CoreConfig { replicas: 1, ..config("a", StoreId([1; 16])) };
     let now = Now { mono: Instant(1), wall: WallTime(1) };
     Peer::recover(cfg, &DiskImage::default(), now).expect("an empty disk").0
 }
@@ -41,25 +20,7 @@ fn homes() -> BoundedVec<Home, 5> {
 
 fn record() -> JobRecord {
     let birth = Birth { tenant: "t".into(), minter: name("a"), sequence: 1, homes: homes() };
-    let spec = JobSpec {
-        name: "j".into(),
-        tenant: "t".into(),
-        priority: 50,
-        resources: Resources::default(),
-        nodes: 1,
-        run: Run::Argv(vec!["x".into()]),
-        env: BTreeMap::new(),
-        workdir: None,
-        image: None,
-        data: vec![],
-        checkpoint: None,
-        communication: Communication::Sync,
-        max_runtime: None,
-        retries: 0,
-        on_lost_contact: OnLostContact { grace: None, then: Then::Restart },
-        placement: PlacementSpec::default(),
-    };
-    JobRecord::new(birth, spec, TraceId::default(), WallTime(1))
+    JobRecord::new(birth, spec(), TraceId::default(), WallTime(1))
 }
 
 fn counted(peer: &Peer) -> Vec<(&'static str, u64)> {

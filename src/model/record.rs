@@ -469,7 +469,9 @@ impl JobRecord {
     /// value may be carried over: of one generation there is only one, so this is the same for everybody.
     pub fn installed(&self) -> Option<JobRecord> {
         let homes = self.sealed.clone()?;
-        let (generation, version) = (self.generation + 1, self.version + 1);
+        // At the end of the numbers a record stays where it is: only a liar gets there.
+        let generation = self.generation.checked_add(1)?;
+        let version = self.version.saturating_add(1);
         Some(JobRecord { generation, version, moved_to: Some(homes), sealed: None, ..self.clone() })
     }
 
@@ -485,7 +487,7 @@ impl JobRecord {
                 return Err(Refused::Sealed(*generation));
             }
             next.sealed = Some(home_set(homes).ok_or(Refused::BadHomes)?);
-            next.version = self.version + 1;
+            next.version = self.version.saturating_add(1);
             return Ok(next);
         }
         if self.state.is_final() {
@@ -502,7 +504,8 @@ impl JobRecord {
                 if let Some(why) = &self.held {
                     return Err(Refused::Held(why.clone()));
                 }
-                if *epoch != self.epoch.next() {
+                // At the end of the numbers there is no next one: the same epoch is never given twice.
+                if *epoch != self.epoch.next() || *epoch == self.epoch {
                     return Err(Refused::Stale(*epoch));
                 }
                 next.epoch = *epoch;
@@ -604,7 +607,7 @@ impl JobRecord {
             }
             Change::Seal { .. } => {}
         }
-        next.version = self.version + 1;
+        next.version = self.version.saturating_add(1);
         Ok(next)
     }
 
@@ -659,7 +662,7 @@ impl JobRecord {
             last.outcome = Some(outcome.clone());
         }
         let lost_contact = matches!(outcome, Outcome::Lost);
-        self.losses += u32::from(lost_contact);
+        self.losses = self.losses.saturating_add(u32::from(lost_contact));
         self.losses_in_a_row = if lost_contact { self.losses_in_a_row.saturating_add(1) } else { 0 };
         self.state = JobState::Pending;
         self.hold = Span::ZERO;
@@ -721,7 +724,7 @@ impl JobRecord {
     }
 
     fn fail(&mut self, what: String, at: WallTime) {
-        self.failures += 1;
+        self.failures = self.failures.saturating_add(1);
         if self.failures > self.spec.retries {
             return self.finish(JobState::Failed, what, at);
         }
@@ -780,7 +783,7 @@ impl ContactRecord {
                 if (self.incarnation, self.nonce) != *expect {
                     return Err(Refused::Unbound);
                 }
-                next.incarnation += 1;
+                next.incarnation = self.incarnation.checked_add(1).ok_or(Refused::Unbound)?;
                 next.nonce = *nonce;
                 next.holder = by.clone();
             }
@@ -788,7 +791,7 @@ impl ContactRecord {
                 if self.incarnation <= *above {
                     return Err(Refused::Unbound);
                 }
-                next.incarnation += 1;
+                next.incarnation = self.incarnation.checked_add(1).ok_or(Refused::Unbound)?;
                 next.nonce = *nonce;
                 next.holder = self.cluster.clone();
             }

@@ -236,3 +236,28 @@ fn a_job_that_takes_its_machines_down_is_held_until_it_is_released() {
     }
     assert!(job.held.is_none());
 }
+
+/// Nobody honest gets there; a member that lies may send such a record, and must not stop the peer.
+#[test]
+fn numbers_at_their_end_neither_wrap_nor_repeat() {
+    let mut job = record("run: x");
+    (job.epoch, job.version, job.generation) = (Epoch(u64::MAX), u64::MAX, u32::MAX);
+    (job.failures, job.losses) = (u32::MAX, u32::MAX);
+    assert_eq!(job.apply(&place(u64::MAX)), Err(Refused::Stale(Epoch(u64::MAX))));
+    let sealed = job.apply(&Change::Seal { generation: u32::MAX, next: vec![home("d")] }).expect("sealed");
+    assert_eq!((sealed.version, sealed.installed()), (u64::MAX, None));
+    let mut contact = ContactRecord {
+        cluster: PeerName::new("c").expect("a name"),
+        series: 1,
+        homes: BoundedVec::default(),
+        incarnation: u64::MAX,
+        nonce: (1, 1),
+        holder: PeerName::new("c").expect("a name"),
+        ext: BTreeMap::new(),
+    };
+    let by = PeerName::new("h").expect("a name");
+    let take = ContactChange::TakeOver { expect: (u64::MAX, (1, 1)), nonce: (2, 2), by };
+    assert_eq!(contact.apply(&take), Err(Refused::Unbound));
+    contact.holder = PeerName::new("h").expect("a name");
+    assert_eq!(contact.apply(&ContactChange::Claim { above: 1, nonce: (3, 3) }), Err(Refused::Unbound));
+}

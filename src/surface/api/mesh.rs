@@ -188,12 +188,17 @@ async fn may_leave(api: &Api, name: &PeerName) -> ApiResult<()> {
     if !alive(name) || others < OTHERS_NEEDED {
         return Ok(());
     }
-    let answer = super::resolve::ask(api, name, "GET", "/v1/local/inspect".into()).await?;
-    let inspect: Value =
-        serde_json::from_slice(&answer).map_err(|_| ApiError::Internal("inspect of another peer"))?;
-    match inspect["records"].as_u64() {
-        Some(0) | None => Ok(()),
-        Some(records) => Err(ApiError::StillHome(name.clone(), records)),
+    let asked = super::resolve::ask(api, name, "GET", "/v1/local/inspect".into()).await;
+    let silent = || {
+        ApiError::Conflict(format!(
+            "{name} looks alive and does not say how many records it holds: ask again shortly, or add --force"
+        ))
+    };
+    let inspect: InspectDocument = serde_json::from_slice(&asked.map_err(|_| silent())?)
+        .map_err(|_| ApiError::Internal("inspect of another peer"))?;
+    match inspect.core.records {
+        0 => Ok(()),
+        records => Err(ApiError::StillHome(name.clone(), records as u64)),
     }
 }
 

@@ -116,6 +116,31 @@ async fn members_tokens_and_drain() {
     assert_eq!((status, &answer["error"]["code"]), (404, &json!("no_route")));
 }
 
+/// The first form of this check looked for the number where it is not, and let everybody go.
+#[tokio::test]
+async fn a_member_that_holds_records_is_not_removed_by_mistake() {
+    let (a, b) = (Fake::new("a"), Fake::new("b"));
+    a.knows("b", Some(router(b.clone())));
+    for other in ["c", "d"] {
+        a.knows(other, Some(router(Fake::new(other))));
+    }
+    b.put(Fake::spec("run: x"));
+    let app = router(a.clone());
+    let (status, answer) = json_of(&app, "DELETE", "/v1/members/b", "").await;
+    assert_eq!((status, &answer["error"]["code"]), (409, &json!("still_home")), "{answer}");
+    assert!(answer["error"]["message"].as_str().is_some_and(|m| m.contains("holds 1 records")), "{answer}");
+    assert!(!a.state.lock().expect("state").removed.contains(&name("b")));
+    assert_eq!(json_of(&app, "DELETE", "/v1/members/c", "").await.0, 200, "it holds none");
+    assert_eq!(json_of(&app, "DELETE", "/v1/members/b?force=true", "").await.0, 200);
+    // It looks alive and does not answer: that is no leave to go.
+    let lone = Fake::new("a");
+    for other in ["b", "c", "d"] {
+        lone.knows(other, None);
+    }
+    let (status, answer) = json_of(&router(lone), "DELETE", "/v1/members/b", "").await;
+    assert_eq!((status, &answer["error"]["code"]), (409, &json!("refused")), "{answer}");
+}
+
 #[tokio::test]
 async fn events_stream() {
     use futures::StreamExt;

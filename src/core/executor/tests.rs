@@ -1,0 +1,87 @@
+//! What a cluster does with an attempt that has ended and whose record does not say so yet.
+
+use super::*;
+use crate::base::{BoundedVec, StoreId};
+use crate::core::api::{DiskImage, Now};
+use crate::core::testing::{config, name, spec};
+
+const STORE: StoreId = StoreId([1; 16]);
+
+/// A peer that finds the row of an ended attempt on its disk; the record's home is another peer.
+fn peer() -> (Peer, AttemptKey, Birth) {
+    let home = Home { peer: name("b"), store: StoreId([2; 16]) };
+    let homes = BoundedVec::try_from(vec![home]).expect("one");
+    let birth = Birth { tenant: "t".into(), minter: name("b"), sequence: 1, homes };
+    let at = WallTime(5);
+    let row = Row {
+        birth: birth.clone(),
+        epoch: Epoch(1),
+        spec: spec(),
+        shares: Vec::new(),
+        binding: (ContactId([3; 20]), 1),
+        moving_to: None,
+        closed: Some(Closed { outcome: Outcome::Exited(0), started_at: Some(at), at }),
+    };
+    let key = AttemptKey { job: birth.id(), epoch: Epoch(1) };
+    let mut disk = DiskImage::default();
+    let bytes = serde_json::to_vec(&row).expect("plain");
+    disk.tables.entry(Table::Attempts).or_default().insert(row_key(&key), bytes);
+    let now = Now { mono: Instant(1), wall: WallTime(1) };
+    let (mut peer, _) = Peer::recover(config("a", STORE), &disk, now).expect("its disk");
+    peer.out.clear();
+    (peer, key, birth)
+}
+
+#[test]
+fn a_job_that_ended_here_is_not_claimed_again_before_that_is_told() {
+    let (mut peer, key, birth) = peer();
+    let claim = Claim {
+        birth,
+        epoch: Epoch(2),
+        nodes: 1,
+        resources: Resources::default(),
+        priority: 50,
+        image: false,
+        max_runtime: None,
+    };
+    peer.on_claim(name("b"), claim.clone());
+    let said = peer.out.iter().find_map(|o| match o {
+        Output::Send { message: Message::ClaimState { refused, .. }, .. } => refused.clone(),
+        _ => None,
+    });
+    assert!(said.is_some_and(|why| why.contains("is being recorded")), "{:?}", peer.out);
+    // And the record is told at once.
+    let told = |o: &Output| matches!(o, Output::Send { message: Message::Register(_), .. });
+    assert!(peer.out.iter().any(told), "{:?}", peer.out);
+    // Once it is told another reason counts: this peer runs nothing at all.
+    peer.out.clear();
+    peer.closed_recorded(key, OpResult::Forgotten);
+    peer.on_claim(name("b"), claim);
+    let refusals: Vec<&Output> = peer.out.iter().filter(|o| matches!(o, Output::Send { .. })).collect();
+    assert!(format!("{refusals:?}").contains("does not fit"), "{refusals:?}");
+}
+
+#[test]
+fn an_end_that_nobody_is_left_to_hear_is_dropped() {
+    let (mut peer, key, _) = peer();
+    peer.closed_recorded(key, OpResult::Timeout { answered: 0, needed: 1 });
+    assert!(peer.exec.attempts.contains_key(&key), "unknown is not forgotten");
+    peer.out.clear();
+    peer.closed_recorded(key, OpResult::Forgotten);
+    assert!(peer.exec.attempts.is_empty());
+    let gone = |o: &Output| matches!(o, Output::Write(w) if w.key == row_key(&key) && w.value.is_none());
+    assert!(peer.out.iter().any(gone), "{:?}", peer.out);
+}
+
+#[test]
+fn a_forgotten_job_runs_no_further() {
+    let (mut peer, key, _) = peer();
+    if let Some(attempt) = peer.exec.attempts.get_mut(&key) {
+        (attempt.phase, attempt.row.closed) = (Phase::Running, None);
+    }
+    peer.looked(key.job, OpResult::Forgotten);
+    let stops = |o: &Output| {
+        matches!(o, Output::Backend(BackendCommand::Stop { reason: StopReason::Superseded, .. }))
+    };
+    assert!(peer.out.iter().any(stops), "{:?}", peer.out);
+}
