@@ -317,7 +317,10 @@ impl Peer {
     pub(super) fn op_send(&mut self, op: Op) {
         let key = op.origin.key();
         let creates = matches!(op.task, Task::Create(..));
-        let waits = matches!(op.task, Task::Create(_, Fresh::Keyed | Fresh::No));
+        // What must be on this disk before anybody hears of it: the row of an idempotency key; that an attempt lives
+        // by two contacts from now on, since after a crash in between it would live by the one it had left.
+        let waits =
+            matches!(op.task, Task::Create(_, Fresh::Keyed | Fresh::No) | Task::Job(Change::Rebind { .. }));
         let body = match (op.phase, &op.proposed) {
             (Phase::Reading, _) => RegisterBody::Read,
             (Phase::Forgetting, _) => RegisterBody::Forget,

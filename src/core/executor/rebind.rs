@@ -13,6 +13,8 @@ impl Peer {
         let again: Vec<AttemptKey> =
             self.exec.attempts.iter().filter(|(_, a)| pending(a)).map(|(k, _)| *k).collect();
         for key in again {
+            // This peer may have been started anew before the guard was told.
+            self.guard_follows_both(key);
             self.propose_rebind(key);
         }
         let Some(newest) = self.contact_fresh() else { return };
@@ -34,11 +36,17 @@ impl Peer {
         for key in due {
             let Some(attempt) = self.exec.attempts.get_mut(&key) else { continue };
             attempt.row.moving_to = Some(NextBinding { to, series, homes: homes.clone() });
-            let and = Some(attempt.row.binding);
             self.save(key);
-            self.backend(BackendCommand::Rebind { key, to, and });
+            self.guard_follows_both(key);
             self.propose_rebind(key);
         }
+    }
+
+    fn guard_follows_both(&mut self, key: AttemptKey) {
+        let Some(attempt) = self.exec.attempts.get(&key) else { return };
+        let (Some(next), and) = (&attempt.row.moving_to, Some(attempt.row.binding)) else { return };
+        let to = next.to;
+        self.backend(BackendCommand::Rebind { key, to, and });
     }
 
     pub(super) fn propose_rebind(&mut self, key: AttemptKey) {

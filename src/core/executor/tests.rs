@@ -85,3 +85,35 @@ fn a_forgotten_job_runs_no_further() {
     };
     assert!(peer.out.iter().any(stops), "{:?}", peer.out);
 }
+
+/// The row and the guard's file come first: after a crash in between, the attempt would live by the contact that
+/// its record has left.
+#[test]
+fn a_binding_moves_only_after_both_contacts_are_on_disk() {
+    let (mut peer, key, _) = peer();
+    let next = NextBinding { to: (ContactId([4; 20]), 1), series: 2, homes: Vec::new() };
+    if let Some(attempt) = peer.exec.attempts.get_mut(&key) {
+        (attempt.phase, attempt.row.closed, attempt.row.moving_to) = (Phase::Running, None, Some(next));
+    }
+    peer.propose_rebind(key);
+    let sent: Vec<bool> = peer
+        .out
+        .iter()
+        .filter_map(|o| match o {
+            Output::Send { message: Message::Register(_), durable, .. } => Some(*durable),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(sent, [true]);
+    // A start later it is not known yet: before anything is renewed the guard is told again.
+    if let Some(attempt) = peer.exec.attempts.get_mut(&key) {
+        attempt.rebinding = false;
+    }
+    peer.out.clear();
+    peer.rebind_attempts();
+    let told = |o: &Output| {
+        matches!(o, Output::Backend(BackendCommand::Rebind { to, and, .. })
+            if *to == (ContactId([4; 20]), 1) && *and == Some((ContactId([3; 20]), 1)))
+    };
+    assert!(peer.out.iter().any(told), "{:?}", peer.out);
+}
