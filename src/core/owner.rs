@@ -21,14 +21,12 @@ use crate::model::{JobRecord, JobState, Placement};
 
 /// A claim is repeated this often until its cluster has answered, then ever more seldom,
 const CLAIM_EVERY: Span = Span::secs(2);
-const CLAIM_EVERY_MAX: Span = Span::secs(20);
 /// and a cluster that refused is not asked again for this long.
 const REFUSED_FOR: Span = Span::secs(10);
 /// The executor is told to look this often while the record waits for it.
 const LOOK_EVERY: Span = Span::secs(1);
-/// A home that does not act looks again this often,
+/// A home that does not act, or one whose job runs, looks again this often, then ever more seldom,
 const IDLE_EVERY: Span = Span::secs(10);
-const IDLE_EVERY_MAX: Span = Span::secs(300);
 /// and an acting one refreshes its hint by a read this often.
 const READ_EVERY: Span = Span::secs(30);
 const READ_EVERY_PLACED: Span = Span::secs(5);
@@ -253,7 +251,7 @@ impl Peer {
         {
             self.send(owner, Message::Look { birth: record.birth.clone() }, false);
         }
-        let wait = now.since(since).max(IDLE_EVERY).min(IDLE_EVERY_MAX);
+        let wait = now.since(since).max(IDLE_EVERY).min(self.cfg.pace.idle_every_max);
         self.drive_at(job, now + wait);
     }
 
@@ -285,7 +283,7 @@ impl Peer {
         let every = match (record.state, settled) {
             (JobState::Placed, _) => READ_EVERY_PLACED,
             // The longer nothing changed, the less often.
-            (_, Some((_, since))) => now.since(since).max(READ_EVERY).min(IDLE_EVERY_MAX),
+            (_, Some((_, since))) => now.since(since).max(READ_EVERY).min(self.cfg.pace.idle_every_max),
             (_, None) => READ_EVERY,
         };
         if now.since(due) >= every {
@@ -374,7 +372,7 @@ impl Peer {
     }
 
     fn lay_claims(&mut self, job: JobId, record: &JobRecord, epoch: Epoch, wanted: &[PeerName]) {
-        let now = self.now.mono;
+        let (now, every_max) = (self.now.mono, self.cfg.pace.claim_every_max);
         let Some(driven) = self.owner.jobs.get_mut(&job) else { return };
         let dropped: Vec<PeerName> = driven
             .claims
@@ -389,7 +387,7 @@ impl Peer {
             if laid.is_none_or(|l| l.refused.is_some() || now.since(l.sent_at) >= l.every) {
                 let ahead = laid.and_then(|l| l.ahead);
                 let answered = laid.filter(|l| l.ahead.is_some() && l.refused.is_none());
-                let every = answered.map_or(CLAIM_EVERY, |l| l.every.scale(2, 1).min(CLAIM_EVERY_MAX));
+                let every = answered.map_or(CLAIM_EVERY, |l| l.every.scale(2, 1).min(every_max));
                 let laid = Laid { epoch, sent_at: now, every, ahead, refused: None };
                 driven.claims.insert(cluster.clone(), laid);
                 lay.push(cluster.clone());
@@ -505,9 +503,12 @@ impl Peer {
         let now = self.now.mono;
         self.withdraw_all(job, Some(&placement.cluster));
         let Some(driven) = self.owner.jobs.get_mut(&job) else { return };
-        driven.held_from = None;
+        // A job that runs on is looked at ever more seldom, as one that waits: its cluster tells of its end.
+        let (version, since) =
+            driven.held_from.filter(|(v, _)| *v == record.version).unwrap_or((record.version, now));
+        driven.held_from = Some((version, since));
         let waits = record.state == JobState::Placed || record.cancel.is_some();
-        let mut next = now + IDLE_EVERY;
+        let mut next = now + now.since(since).max(IDLE_EVERY).min(self.cfg.pace.idle_every_max);
         if waits {
             if driven.looked_at.is_none_or(|at| now.since(at) >= LOOK_EVERY) {
                 driven.looked_at = Some(now);
