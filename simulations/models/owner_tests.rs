@@ -64,7 +64,7 @@ impl Homes {
             )
         };
         let members = stores.chain([(name("c1"), StoreId([8; 16]))]).map(member).collect();
-        all.step(Input::View(View { members, isolated: false }));
+        all.step(Input::View(View { members, isolated: false }.into()));
         all
     }
 

@@ -1,5 +1,7 @@
 //! Soft state: what each peer hears of the others, late, in part, and through others where it must.
 
+use std::sync::Arc;
+
 use starling::base::{Instant, Span};
 use starling::core::Input;
 use starling::model::Report;
@@ -41,7 +43,7 @@ impl World {
             }
         }
         let view = self.view(i);
-        self.input(i, Input::View(view));
+        self.input(i, Input::View(view.into()));
     }
 
     fn view(&self, me: usize) -> View {
@@ -81,7 +83,7 @@ impl World {
                 witness: false,
                 liveness,
                 draining: false,
-                report,
+                report: report.map(Arc::new),
             };
             view.members.insert(other.name.clone(), member);
         }

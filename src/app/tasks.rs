@@ -80,7 +80,7 @@ pub async fn backend_events(
 /// Brings the soft view to the core as it changes.
 pub async fn views(core: CoreHandle, mut view: watch::Receiver<Arc<View>>, cancel: CancellationToken) {
     loop {
-        let now = View::clone(&view.borrow_and_update().clone());
+        let now = view.borrow_and_update().clone();
         if !core.input(Input::View(now)).await {
             return;
         }

@@ -1,6 +1,7 @@
 //! What goes into the core and what comes out of it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -148,7 +149,7 @@ pub enum Input {
         message: Message,
     },
     /// The soft view changed.
-    View(View),
+    View(Arc<View>),
     /// An urgent hint came.
     Flash(Flash),
     /// A user's request; the answer carries the token.

@@ -1,6 +1,7 @@
 //! The state machine itself: takes one input, gives outputs, owns its deadlines.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use super::acceptor::{Acceptor, ValueError};
 use super::api::{
@@ -57,7 +58,7 @@ pub struct Peer {
     pub(super) contacts: Contacts,
     pub(super) clients: Clients,
     pub(super) keeper: Keeper,
-    pub(super) view: View,
+    pub(super) view: Arc<View>,
     pub(super) ring: Ring,
     pub(super) disk_full: bool,
     pub(super) draining: bool,
@@ -83,7 +84,7 @@ impl Peer {
             contacts: Contacts::recover(rows(Table::Meta))?,
             clients: Clients::recover(rows(Table::Meta))?,
             keeper: Keeper::default(),
-            view: View::default(),
+            view: Arc::default(),
             ring: Ring::default(),
             disk_full: false,
             draining: false,
@@ -219,7 +220,7 @@ impl Peer {
         }
     }
 
-    fn on_view(&mut self, view: View) {
+    fn on_view(&mut self, view: Arc<View>) {
         self.ring.update(&view);
         let before = std::mem::replace(&mut self.view, view);
         self.note_away();
@@ -229,9 +230,13 @@ impl Peer {
                 self.owner.observe(id, incarnation, nonce, self.now.mono);
             }
         }
-        let liveness =
-            |view: &View| view.members.iter().map(|(n, m)| (n.clone(), m.liveness)).collect::<Vec<_>>();
-        if liveness(&before) != liveness(&self.view) {
+        let same = before.members.len() == self.view.members.len()
+            && before
+                .members
+                .iter()
+                .zip(&self.view.members)
+                .all(|(a, b)| a.0 == b.0 && a.1.liveness == b.1.liveness);
+        if !same {
             // Who acts as a job's owner may have changed.
             self.drive_all();
             self.contacts_follow_members();

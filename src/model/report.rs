@@ -1,6 +1,7 @@
 //! What a cluster gossips about itself, in facets, so that only what changed travels.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -190,8 +191,9 @@ pub struct MemberView {
     pub liveness: Liveness,
     /// It said that it is draining.
     pub draining: bool,
-    /// What it says of itself.
-    pub report: Option<Report>,
+    /// What it says of itself. Shared: a view is made anew whenever anything of anybody changes, and most of it is
+    /// what stood in the one before.
+    pub report: Option<Arc<Report>>,
 }
 
 impl MemberView {

@@ -1,6 +1,7 @@
 //! The soft view: reports as they were heard, with their age, and who looks how alive.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use crate::base::{Instant, PeerName, StoreId};
 use crate::core::api::Flash;
@@ -13,7 +14,8 @@ use crate::runtime::members::MemberList;
 #[derive(Debug, Clone, Default)]
 struct Soft {
     generation: u64,
-    parts: Option<Report>,
+    /// Shared with the views that were given out: a change copies this one report, once per view.
+    parts: Option<Arc<Report>>,
     links: BTreeMap<usize, Vec<LinkSample>>,
     draining: bool,
     members_hash: Option<String>,
@@ -31,7 +33,7 @@ pub struct Picture {
     me: PeerName,
     rules: Rules,
     soft: BTreeMap<PeerName, Soft>,
-    sight: std::sync::Arc<Sight>,
+    sight: Arc<Sight>,
     /// As last shown; a view is large, and is only built anew when this or what was said changed.
     verdict: Verdict,
     changed: bool,
@@ -62,7 +64,7 @@ impl Picture {
     }
 
     /// What gossip sees.
-    pub fn set_sight(&mut self, sight: std::sync::Arc<Sight>) {
+    pub fn set_sight(&mut self, sight: Arc<Sight>) {
         for (name, seen) in sight.iter() {
             // A newer incarnation takes back the goodbye of the old one.
             if let Some(soft) =
@@ -103,7 +105,7 @@ impl Picture {
             soft.links.clear();
         }
         let peer = heard.peer.clone();
-        let report = soft.parts.get_or_insert_with(|| blank(peer, store));
+        let report = Arc::make_mut(soft.parts.get_or_insert_with(|| Arc::new(blank(peer, store))));
         (report.store, report.heard_at) = (store, now);
         match heard.facet {
             Facet::Capacity(v) => report.capacity = Some(v),
