@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use starling::base::units::{Bytes, MilliCpu};
 use starling::base::{Instant, PeerName, Span, StoreId};
+use starling::core::message::SPEAKS;
 use starling::model::report::{
-    CapacityReport, ContactReport, HealthReport, Liveness, MemberView, QueueReport,
+    BuildReport, CapacityReport, ContactReport, HealthReport, Liveness, MemberView, QueueReport,
 };
 use starling::model::spec::{Communication, JobSpec, OnLostContact, PlacementSpec, Run, Then};
 use starling::model::{NodeCapacity, Report, Resources};
@@ -61,6 +62,7 @@ pub fn spec(job: &Job, name: String) -> JobSpec {
         retries: 0,
         on_lost_contact: OnLostContact { grace: Some(GRACE), then: Then::Restart },
         placement: PlacementSpec::default(),
+        preemptible: None,
     }
 }
 
@@ -88,7 +90,7 @@ pub fn member(
         queue,
         contact,
         health: Some(HealthReport { boot: 1, ..HealthReport::default() }),
-        build: None,
+        build: Some(BuildReport { version: String::new(), wire: SPEAKS }),
         links: Vec::new(),
         heard_at,
     };
