@@ -220,7 +220,7 @@ impl Sim<'_> {
         }
         self.nodes[i].seen = (round, self.reports);
         let now = self.time();
-        let out = self.nodes[i].core.step(now, Input::View(view));
+        let out = self.nodes[i].core.step(now, Input::View(Arc::new(view)));
         self.outputs(i, out);
     }
 
