@@ -150,6 +150,7 @@ impl Sim<'_> {
                 claim_for: Span::secs(900),
                 queue_every: Span::secs(60),
                 sweep_every: Span::secs(600),
+                idle_every: Span::secs(600),
                 idle_every_max: Span::secs(6 * 3_600),
             },
             seed,
@@ -162,10 +163,10 @@ impl Sim<'_> {
             Event::Submit(n) => {
                 let job = &self.trace.jobs[n];
                 let spec = Box::new(shapes::spec(job, format!("j{n}")));
-                self.input(job.home, Input::Client {
-                    token: n as u64,
-                    request: ClientRequest::Submit { spec, key: None },
-                });
+                self.input(
+                    job.home,
+                    Input::Client { token: n as u64, request: ClientRequest::Submit { spec, key: None } },
+                );
             }
             Event::Deliver { to, from, message } => {
                 if self.setting.trace {
@@ -219,7 +220,7 @@ impl Sim<'_> {
         }
         self.nodes[i].seen = (round, self.reports);
         let now = self.time();
-        let out = self.nodes[i].core.step(now, Input::View(view));
+        let out = self.nodes[i].core.step(now, Input::View(Arc::new(view)));
         self.outputs(i, out);
     }
 
@@ -239,7 +240,9 @@ impl Sim<'_> {
                 Output::Reply { token, response: ClientResponse::Error(error) } => {
                     self.error = Some(format!("job {token} was refused: {error}"));
                 }
-                Output::Backend(BackendCommand::Start(start)) => self.starts(i, start.key, &start.spec.name, wrote),
+                Output::Backend(BackendCommand::Start(start)) => {
+                    self.starts(i, start.key, &start.spec.name, wrote)
+                }
                 Output::Backend(BackendCommand::Stop { key, .. }) => {
                     self.error = Some(format!("{key} was stopped, though nothing fails here"));
                 }
