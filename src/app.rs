@@ -145,7 +145,8 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
     };
     let core = Peer::recover(core_config, &opened.image, now())?;
     let (backend_work, work) = mpsc::channel(4_096);
-    let outlet = Arc::new(tasks::MeshOutlet { net: net.clone(), mesh: mesh.clone() });
+    let outlet =
+        Arc::new(tasks::MeshOutlet { net: net.clone(), mesh: mesh.clone(), contact: Default::default() });
     let parts = DriverParts {
         core,
         name: name.clone(),

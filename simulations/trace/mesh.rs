@@ -151,6 +151,7 @@ impl Sim<'_> {
                 claim_for: Span::secs(900),
                 queue_every: Span::secs(60),
                 sweep_every: Span::secs(600),
+                idle_every: Span::secs(600),
                 idle_every_max: Span::secs(6 * 3_600),
             },
             seed,

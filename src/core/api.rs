@@ -77,8 +77,17 @@ pub struct Pace {
     pub queue_every: Span,
     /// A part of the records is swept this often.
     pub sweep_every: Span,
-    /// A job that does not change is looked at ever more seldom, up to this.
+    /// A job that does not change is looked at after this, then ever more seldom,
+    pub idle_every: Span,
+    /// up to this.
     pub idle_every_max: Span,
+}
+
+impl Pace {
+    /// The longer nothing changed, the longer until the next look.
+    pub(super) fn idle(&self, unchanged: Span) -> Span {
+        unchanged.max(self.idle_every).min(self.idle_every_max)
+    }
 }
 
 impl Default for Pace {
@@ -88,6 +97,7 @@ impl Default for Pace {
             claim_for: Span::secs(60),
             queue_every: Span::secs(1),
             sweep_every: Span::secs(1),
+            idle_every: Span::secs(10),
             idle_every_max: Span::secs(300),
         }
     }
