@@ -10,6 +10,7 @@ pub use node::Node;
 pub use open::{OpenError, Opened, Wish};
 pub use settings::{OnShutdown, Settings};
 
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -34,7 +35,7 @@ use crate::runtime::mesh::{Mesh, MeshConfig, MeshParts};
 use crate::runtime::store::StoreError;
 use crate::runtime::tokens::{IssuerParts, TokenBook, TokenIssuer};
 use crate::surface::serve::{self, ApiListeners};
-use crate::transport::Net;
+use crate::transport::{Net, NetError};
 
 /// Why a peer did not start or did not go on. What is on disk is as it was last synced.
 #[derive(Debug, thiserror::Error)]
@@ -44,7 +45,7 @@ pub enum UpError {
     Open(#[from] OpenError),
     /// The network.
     #[error("{0}")]
-    Net(#[from] crate::transport::NetError),
+    Net(#[from] NetError),
     /// The backend.
     #[error("backend {0}: {1}")]
     Backend(&'static str, anyhow::Error),
@@ -89,8 +90,16 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
     let name = identity.name().clone();
     let clocks: Arc<dyn Fn() -> Now + Send + Sync> = Arc::new(now);
 
-    let (net, incoming) =
-        Net::bind(settings.net(&opened), identity.clone(), opened.roster.clone(), opened.roster.clone())?;
+    let bind = |config| Net::bind(config, identity.clone(), opened.roster.clone(), opened.roster.clone());
+    let mut net_config = settings.net(&opened);
+    let (net, incoming) = match bind(net_config.clone()) {
+        // The free port that was picked before the join has been taken since: any other, which is announced below.
+        Err(NetError::Bind(_, e)) if settings.listen.port() == 0 && e.kind() == ErrorKind::AddrInUse => {
+            net_config.listen.set_port(0);
+            bind(net_config)?
+        }
+        bound => bound?,
+    };
     let quic = net.local_addr();
     open::announce(&settings, &opened, quic).await?;
 
