@@ -3,6 +3,7 @@
 pub mod command;
 mod node;
 mod open;
+mod quarantine;
 mod settings;
 mod tasks;
 
@@ -53,6 +54,9 @@ pub enum UpError {
     /// A listening socket of the API.
     #[error("cannot serve the API at {0}: {1}")]
     Api(String, std::io::Error),
+    /// The store is an older copy of itself: begin a new one with [`begin_new_disk`].
+    #[error("{0}")]
+    RolledBack(String),
     /// The disk failed while it ran.
     #[error("the store failed: {0}; free space or replace the disk, then start the peer again")]
     Store(StoreError),
@@ -78,6 +82,11 @@ pub struct Running {
     cancel: CancellationToken,
     api_cancel: CancellationToken,
     failure: oneshot::Receiver<StoreError>,
+}
+
+/// Puts a store that is an older copy of itself aside, and begins a new one. The peer must have ended.
+pub async fn begin_new_disk(settings: &Settings, why: &str) -> Result<(), UpError> {
+    Ok(quarantine::begin(settings, why, clock::wall()).await?)
 }
 
 /// Starts a peer. Returns when it serves.
@@ -122,6 +131,7 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
         name: name.clone(),
         store: store.id(),
         boot: opened.boot,
+        first_boot: store.boot() == 1,
         replicas: settings.replicas,
         renew_every: settings.renew_every,
         rho_milli: settings.rho_milli,
@@ -193,8 +203,14 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
     }));
     let router = crate::surface::api::router(node.clone());
     tracker.spawn(tasks::incoming(core.clone(), mesh.clone(), router.clone(), incoming, cancel.clone()));
-    let health =
-        tasks::Health { core, mesh, store, backend: backend.clone(), reserve: settings.disk_reserve };
+    let health = tasks::Health {
+        core,
+        mesh,
+        store,
+        backend: backend.clone(),
+        reserve: settings.disk_reserve,
+        disk_note: opened.disk_note,
+    };
     tracker.spawn(health.run(cancel.clone()));
     // Adoption ends before users are served: what ran before is accounted for first.
     backend.adopt(events).await.map_err(|e| UpError::Backend("local", e))?;
@@ -255,7 +271,10 @@ impl Running {
         };
         if let Some(error) = failed {
             self.close().await;
-            return Err(UpError::Store(error));
+            return Err(match error {
+                StoreError::RolledBack(why) => UpError::RolledBack(why.to_string()),
+                error => UpError::Store(error),
+            });
         }
         if self.settings.on_shutdown == OnShutdown::Move && self.others_alive() {
             self.hand_back().await;

@@ -35,6 +35,7 @@ impl Homes {
             name: homes[0].peer.clone(),
             store: homes[0].store,
             boot: 1,
+            first_boot: true,
             replicas: 3,
             renew_every: Span::secs(5),
             rho_milli: 10,

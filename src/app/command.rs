@@ -55,8 +55,26 @@ async fn serve(settings: Settings) -> Result<(), UpError> {
     let fault = |e: std::io::Error| UpError::Backend("signals", e.into());
     let (mut term, mut int) =
         (signal(SignalKind::terminate()).map_err(fault)?, signal(SignalKind::interrupt()).map_err(fault)?);
+    loop {
+        let stop = async {
+            tokio::select! {
+                _ = term.recv() => tracing::info!("SIGTERM: stopping"),
+                _ = int.recv() => tracing::info!("SIGINT: stopping"),
+            }
+        };
+        match once(&settings, stop).await {
+            Err(UpError::RolledBack(why)) => {
+                eprintln!("starling: {why}; it is put aside, and this peer begins a new disk");
+                super::begin_new_disk(&settings, &why).await?;
+            }
+            ended => return ended,
+        }
+    }
+}
+
+async fn once(settings: &Settings, stop: impl Future<Output = ()>) -> Result<(), UpError> {
     let socket = settings.socket();
-    let running = super::up(settings).await?;
+    let running = super::up(settings.clone()).await?;
     let about = crate::runtime::PeerHandle::about(&*running.node);
     eprintln!("starling {}: peer {} of mesh {} is up", about.version, about.name, &about.mesh[..8]);
     eprintln!("  peers    {} (QUIC)", running.quic);
@@ -66,14 +84,7 @@ async fn serve(settings: Settings) -> Result<(), UpError> {
         running.api.map(|a| format!(", {a}")).unwrap_or_default()
     );
     eprintln!("  next     starling clusters   |   starling token create   |   starling submit FILE");
-    running
-        .run(async move {
-            tokio::select! {
-                _ = term.recv() => tracing::info!("SIGTERM: stopping"),
-                _ = int.recv() => tracing::info!("SIGINT: stopping"),
-            }
-        })
-        .await
+    running.run(stop).await
 }
 
 /// Log lines to standard error: `RUST_LOG` as usual, warnings by default.

@@ -32,6 +32,8 @@ pub struct CoreConfig {
     pub store: StoreId,
     /// Counts starts of this store; durable, strictly growing.
     pub boot: u64,
+    /// This store was never started before: it has no past that could be lost.
+    pub first_boot: bool,
     /// Homes wanted per record: 1, 3 or 5.
     pub replicas: usize,
     /// How often the contact is renewed.
@@ -180,6 +182,11 @@ pub enum Output {
     },
     /// Something worth an event log line.
     Event(Event),
+    /// The store is an older copy of itself: put it aside and begin a new one. Nothing else is done any more.
+    Quarantine {
+        /// Who has seen what.
+        why: String,
+    },
 }
 
 /// An urgent hint: milliseconds, best effort, never the only copy of a truth.

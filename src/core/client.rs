@@ -6,9 +6,7 @@ use ring::digest;
 use serde::{Deserialize, Serialize};
 
 use super::acceptor::{Value, ValueError};
-use super::api::{
-    Candidate, ClientError, ClientRequest, ClientResponse, JobFilter, Output, Table, WhyReport, Write,
-};
+use super::api::{Candidate, ClientError, ClientRequest, ClientResponse, Output, Table, WhyReport, Write};
 use super::message::{Message, Origin, RecordKey};
 use super::peer::{Peer, Timer};
 use super::placement;
@@ -94,7 +92,7 @@ impl Peer {
         match request {
             ClientRequest::Submit { spec, key } => self.submit(token, *spec, key),
             ClientRequest::Local { filter } => {
-                let jobs = self.local_jobs(&filter);
+                let jobs = self.acceptor.scan(&filter).into_iter().cloned().collect();
                 self.reply(token, ClientResponse::Jobs(jobs));
             }
             ClientRequest::WhySpec { spec } => {
@@ -232,17 +230,6 @@ impl Peer {
             _ => ClientResponse::Error(ClientError::NoSuchJob(job)),
         };
         self.reply(token, response);
-    }
-
-    fn local_jobs(&self, filter: &JobFilter) -> Vec<JobRecord> {
-        let keep = |r: &&JobRecord| {
-            filter.tenant.as_ref().is_none_or(|t| r.spec.tenant == *t)
-                && (filter.states.is_empty() || filter.states.contains(&r.state))
-                && filter.prefix.as_ref().is_none_or(|p| r.id().to_string().starts_with(p.as_str()))
-        };
-        let mut jobs: Vec<&JobRecord> = self.acceptor.jobs().filter(keep).collect();
-        jobs.sort_by_key(|r| std::cmp::Reverse((r.submitted_at, r.birth.sequence)));
-        jobs.into_iter().take(filter.limit).cloned().collect()
     }
 
     // A job's homes, known here or asked of others.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::base::{ContactId, Epoch, Home, JobId, PeerName, Span};
+use crate::base::{ContactId, Epoch, Home, JobId, PeerName, Span, WallTime};
 use crate::model::spec::JobSpec;
 use crate::model::{JobRecord, JobState};
 
@@ -92,7 +92,13 @@ pub struct JobFilter {
     pub tenant: Option<String>,
     /// Only in these states; empty means all.
     pub states: BTreeSet<JobState>,
-    /// At most this many, newest first.
+    /// Only those submitted at or after this,
+    pub since: Option<WallTime>,
+    /// and before this.
+    pub until: Option<WallTime>,
+    /// The next page: only those that come after this one in the list.
+    pub before: Option<(WallTime, JobId)>,
+    /// At most this many, newest first; of one moment, the higher id first.
     pub limit: usize,
 }
 

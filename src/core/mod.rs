@@ -13,6 +13,7 @@ mod executor;
 pub mod message;
 mod moving;
 mod owner;
+mod past;
 pub mod peer;
 pub mod placement;
 mod propose;
@@ -22,6 +23,7 @@ mod register_tests;
 mod rehome;
 pub mod ring;
 mod rows;
+mod scan;
 pub mod value;
 mod watch;
 
@@ -30,6 +32,7 @@ pub use api::{
     Table, Write,
 };
 pub use message::Message;
+pub use past::outlives_quarantine;
 pub use peer::Peer;
 
 #[cfg(test)]

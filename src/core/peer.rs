@@ -11,6 +11,7 @@ use super::contact::Contacts;
 use super::executor::Executor;
 use super::message::{Message, RecordKey};
 use super::owner::Owner;
+use super::past::Past;
 use super::propose::Proposer;
 use super::rehome::Keeper;
 use super::ring::Ring;
@@ -41,6 +42,8 @@ pub(super) enum Timer {
     Attempt(super::api::AttemptKey),
     /// Home sets that are not what they should be, and records that were kept long enough.
     Sweep,
+    /// What others have seen of this disk, and are told of it.
+    Past,
 }
 
 /// One peer.
@@ -57,6 +60,7 @@ pub struct Peer {
     pub(super) contacts: Contacts,
     pub(super) clients: Clients,
     pub(super) keeper: Keeper,
+    pub(super) past: Past,
     pub(super) view: View,
     pub(super) ring: Ring,
     pub(super) disk_full: bool,
@@ -71,8 +75,11 @@ impl Peer {
     pub fn recover(cfg: CoreConfig, disk: &DiskImage, now: Now) -> Result<(Peer, Vec<Output>), ValueError> {
         let none = BTreeMap::new();
         let rows = |table| disk.tables.get(&table).unwrap_or(&none);
+        let mut rng = Rng::new(cfg.seed);
+        let nonce = rng.u64();
         let mut peer = Peer {
-            rng: Rng::new(cfg.seed),
+            past: Past::recover(&cfg, rows(Table::Meta), nonce)?,
+            rng,
             now,
             out: Vec::new(),
             timers: BTreeSet::new(),
@@ -101,7 +108,9 @@ impl Peer {
         peer.timers.insert((now.mono, Timer::Renew));
         peer.timers.insert((now.mono, Timer::Queue));
         peer.timers.insert((now.mono + super::rehome::SWEEP_EVERY, Timer::Sweep));
+        peer.timers.insert((now.mono, Timer::Past));
         peer.restart_attempts();
+        peer.count_commit();
         let out = std::mem::take(&mut peer.out);
         Ok((peer, out))
     }
@@ -142,6 +151,7 @@ impl Peer {
         }
         self.run_timers();
         self.flush_report();
+        self.count_commit();
         std::mem::take(&mut self.out)
     }
 
@@ -187,6 +197,7 @@ impl Peer {
                 Timer::Locate(id) => self.on_locate_timer(id),
                 Timer::Attempt(key) => self.attempt_again(key),
                 Timer::Sweep => self.sweep(),
+                Timer::Past => self.on_past_timer(),
             }
         }
     }
@@ -216,6 +227,7 @@ impl Peer {
                 self.on_claim_state(&from, job, epoch, ahead, refused);
             }
             Message::Look { birth } => self.on_look(birth),
+            Message::Disk(word) => self.on_disk_word(from, word),
         }
     }
 
@@ -223,6 +235,7 @@ impl Peer {
         self.ring.update(&view);
         let before = std::mem::replace(&mut self.view, view);
         self.note_away();
+        self.confirm_disk();
         for member in self.view.members.values() {
             if let Some(contact) = member.report.as_ref().and_then(|r| r.contact.as_ref()) {
                 let (id, incarnation, nonce) = (contact.contact, contact.incarnation, contact.nonce);
@@ -235,6 +248,7 @@ impl Peer {
             // Who acts as a job's owner may have changed.
             self.drive_all();
             self.contacts_follow_members();
+            self.note_disks_of_absent();
         }
         self.clients_retry_locates();
     }
@@ -295,6 +309,7 @@ impl Peer {
         let (records, records_live) = self.acceptor.counts();
         let mut counters: BTreeMap<String, u64> =
             self.counters.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect();
+        counters.insert("disk_confirmed".into(), u64::from(self.disk_confirmed()));
         counters.insert("records_unsettled".into(), self.unsettled() as u64);
         counters.insert("register_in_flight".into(), self.proposer.in_flight() as u64);
         InspectReport {

@@ -15,6 +15,7 @@ pub fn config(peer: &str, store: StoreId) -> CoreConfig {
         name: name(peer),
         store,
         boot: 1,
+        first_boot: true,
         replicas: 3,
         renew_every: Span::secs(1),
         rho_milli: 10,

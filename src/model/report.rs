@@ -101,6 +101,9 @@ pub struct HealthReport {
     pub gpu_milli: Option<u32>,
     /// The peer's boot number.
     pub boot: u64,
+    /// What people should know of its disk: it was begun anew since the old one was an older copy of itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_note: Option<String>,
 }
 
 /// Facet `build`.

@@ -168,6 +168,9 @@ pub struct JobList {
     pub truncated: bool,
     /// Members whose part is missing, since they did not answer.
     pub unanswered: Vec<PeerName>,
+    /// Where the next page begins: the `before` of its request. None on the last one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
 }
 
 /// Answer to `GET /v1/jobs/{id}/wait`.

@@ -95,6 +95,8 @@ pub(super) struct Link {
     pub peer: PeerName,
     pub store: StoreId,
     pub boot: u64,
+    /// It reads words about the past of disks.
+    pub knows_disks: bool,
     /// This side called.
     pub dialled: bool,
     pub since: Instant,
@@ -129,6 +131,7 @@ impl Link {
     pub fn new(met: Met, shared: &Shared) -> Arc<Self> {
         Arc::new(Self {
             connection: met.connection,
+            knows_disks: met.hello.extra.contains_key(super::shared::EXTRA_DISK),
             peer: met.hello.name,
             store: met.hello.store,
             boot: met.hello.boot,

@@ -1,5 +1,6 @@
 //! What the tasks of one endpoint share.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
@@ -28,6 +29,10 @@ use crate::base::{PeerName, Rng};
 const RELAYED_REQUESTS_MAX: usize = 64;
 /// Connections that have not said hello yet.
 pub(super) const GREETINGS_MAX: usize = 128;
+/// In the hello's extra: this peer knows words about the past of disks,
+pub(super) const EXTRA_DISK: &str = "disk";
+/// and this is its signed line of the member list.
+const EXTRA_LINE: &str = "line";
 /// What the hello's signature is for.
 const HELLO_CONTEXT: &str = "hello";
 
@@ -112,8 +117,13 @@ impl Shared {
             store: self.config.store,
             boot: self.config.boot,
             clock_ms: self.clock_ms(),
-            extra: Default::default(),
+            extra: self.extra(),
         }
+    }
+
+    fn extra(&self) -> BTreeMap<String, Vec<u8>> {
+        let line = self.admission.line(self.me()).map(|line| (EXTRA_LINE.to_owned(), line));
+        [(EXTRA_DISK.to_owned(), Vec::new())].into_iter().chain(line).collect()
     }
 
     /// Proves this peer's name on one connection.
@@ -150,7 +160,10 @@ impl Shared {
         if self.pool.blocked(&hello.name) {
             return Err("blocked for a test".into());
         }
-        self.admission.admitted(&hello.name, &hello.store)?;
+        match hello.extra.get(EXTRA_LINE) {
+            Some(line) => self.admission.admitted_with(&hello.name, &hello.store, line)?,
+            None => self.admission.admitted(&hello.name, &hello.store)?,
+        }
         self.pool.refuses(hello)
     }
 

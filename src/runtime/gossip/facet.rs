@@ -149,6 +149,7 @@ impl Facet {
             Self::Queue(q) => check_queue(q),
             Self::Contact(c) => at_most("homes", c.homes.len() as u64, 9),
             Self::Health(h) => {
+                plain("disk_note", h.disk_note.as_deref().unwrap_or(""))?;
                 at_most("cpu_milli", h.cpu_milli.into(), 1_100)?;
                 at_most("gpu_milli", h.gpu_milli.unwrap_or(0).into(), 1_100)?;
                 at_most("disk_free", h.disk_free.0, 1 << 60)

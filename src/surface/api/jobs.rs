@@ -86,6 +86,9 @@ pub struct ListQuery {
     tenant: Option<String>,
     state: Option<String>,
     prefix: Option<String>,
+    since: Option<String>,
+    until: Option<String>,
+    before: Option<String>,
     limit: Option<usize>,
 }
 
@@ -102,7 +105,12 @@ impl ListQuery {
             }
         }
         let states = self.state.as_deref().map(resolve::states).transpose()?.unwrap_or_else(BTreeSet::new);
+        let moment =
+            |field, text: &Option<String>| text.as_ref().map(|t| input::moment(field, t)).transpose();
         Ok(JobFilter {
+            since: moment("since", &self.since)?,
+            until: moment("until", &self.until)?,
+            before: self.before.as_deref().map(resolve::place).transpose()?,
             prefix: self.prefix.map(|p| p.to_ascii_lowercase()),
             tenant: self.tenant,
             states,

@@ -21,7 +21,15 @@ const POLL_SECS: u64 = 30;
 /// `starling jobs`
 pub async fn list(asking: &Asking, args: JobsArgs) -> CommandResult {
     let mut path = format!("/v1/jobs?limit={}", args.limit);
-    for (name, value) in [("tenant", &args.tenant), ("state", &args.states)] {
+    let (since, until) = (moment(&args.since), moment(&args.until));
+    let asked = [
+        ("tenant", &args.tenant),
+        ("state", &args.states),
+        ("since", &since),
+        ("until", &until),
+        ("before", &args.before),
+    ];
+    for (name, value) in asked {
         if let Some(value) = value {
             path.push_str(&format!("&{name}={}", escape(value)));
         }
@@ -44,7 +52,9 @@ pub async fn list(asking: &Asking, args: JobsArgs) -> CommandResult {
     }
     let mut text = if list.jobs.is_empty() { "no jobs\n".to_owned() } else { table.render() };
     if list.truncated {
-        text.push_str("there are more: raise --limit\n");
+        let next =
+            list.next.as_deref().map_or_else(String::new, |next| format!(", or --before {}", plain(next)));
+        text.push_str(&format!("there are more: raise --limit{next}\n"));
     }
     if !list.unanswered.is_empty() {
         let names: Vec<&str> = list.unanswered.iter().map(|n| n.as_str()).collect();
@@ -52,6 +62,13 @@ pub async fn list(asking: &Asking, args: JobsArgs) -> CommandResult {
     }
     let code = if args.complete && !list.unanswered.is_empty() { exit::PARTIAL } else { exit::OK };
     Ok(Reply::new(&list, text).with_code(code))
+}
+
+/// A length of time means so long ago; whether another text is a date, the peer says.
+fn moment(text: &Option<String>) -> Option<String> {
+    let text = text.as_ref()?;
+    let ago = text.parse::<crate::base::Span>().ok();
+    Some(ago.map_or_else(|| text.clone(), |ago| wall_now().0.saturating_sub(ago.as_millis()).to_string()))
 }
 
 fn last_cluster(job: &JobDocument) -> String {
