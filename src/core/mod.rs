@@ -24,6 +24,7 @@ mod rehome;
 pub mod ring;
 mod rows;
 mod scan;
+pub mod schedule;
 pub mod value;
 mod watch;
 
@@ -37,5 +38,7 @@ pub use peer::Peer;
 
 #[cfg(test)]
 mod homes_tests;
+#[cfg(test)]
+mod queue_tests;
 #[cfg(test)]
 mod testing;

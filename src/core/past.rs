@@ -306,7 +306,7 @@ mod tests {
             disk.tables.insert(Table::Meta, BTreeMap::from([row]));
         }
         let (mut core, _) = Peer::recover(cfg, &disk, at(1)).expect("its disk");
-        core.step(at(1), Input::View(view(members)));
+        core.step(at(1), Input::View(view(members).into()));
         core
     }
 
@@ -370,7 +370,7 @@ mod tests {
         // The peer goes away: that is when its mark is put on the disk at the latest.
         let mut away = view(&["a", "b"]);
         away.members.get_mut(&name("a")).expect("a").liveness = Liveness::Lost;
-        let out = b.step(at(20), Input::View(away));
+        let out = b.step(at(20), Input::View(away.into()));
         let mut disk = DiskImage::default();
         for output in out {
             if let Output::Write(Write { table, key, value: Some(value) }) = output {

@@ -97,6 +97,8 @@ pub(super) struct Link {
     pub boot: u64,
     /// It reads words about the past of disks.
     pub knows_disks: bool,
+    /// It passes a flash on to whom its origin names.
+    pub passes: bool,
     /// This side called.
     pub dialled: bool,
     pub since: Instant,
@@ -132,6 +134,7 @@ impl Link {
         Arc::new(Self {
             connection: met.connection,
             knows_disks: met.hello.extra.contains_key(super::shared::EXTRA_DISK),
+            passes: met.hello.extra.contains_key(super::shared::EXTRA_PASS),
             peer: met.hello.name,
             store: met.hello.store,
             boot: met.hello.boot,
@@ -285,6 +288,11 @@ impl Link {
         let stream = self.connection.open_uni().await?;
         stream.set_priority(lane.priority())?;
         Ok(stream)
+    }
+
+    /// Acknowledgements that came on it so far: a flash brings at least one more.
+    pub fn acks(&self) -> u64 {
+        self.connection.stats().frame_rx.acks
     }
 
     /// What its clock shows now, as far as the hello told.

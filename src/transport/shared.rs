@@ -33,6 +33,8 @@ pub(super) const GREETINGS_MAX: usize = 128;
 pub(super) const EXTRA_DISK: &str = "disk";
 /// and this is its signed line of the member list.
 const EXTRA_LINE: &str = "line";
+/// In the hello's extra: this peer passes a flash on to whom its origin names.
+pub(super) const EXTRA_PASS: &str = "pass";
 /// What the hello's signature is for.
 const HELLO_CONTEXT: &str = "hello";
 
@@ -123,7 +125,7 @@ impl Shared {
 
     fn extra(&self) -> BTreeMap<String, Vec<u8>> {
         let line = self.admission.line(self.me()).map(|line| (EXTRA_LINE.to_owned(), line));
-        [(EXTRA_DISK.to_owned(), Vec::new())].into_iter().chain(line).collect()
+        [EXTRA_DISK, EXTRA_PASS].map(|key| (key.to_owned(), Vec::new())).into_iter().chain(line).collect()
     }
 
     /// Proves this peer's name on one connection.
