@@ -144,6 +144,7 @@ impl Sim<'_> {
             retain: Span::secs(3_600),
             retain_jobs: 100_000,
             nodes: shapes::nodes(&self.trace.sites[i]),
+            schedule: Default::default(),
             runs_images: false,
             pace: Pace {
                 claim_every_max: Span::secs(300),

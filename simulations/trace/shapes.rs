@@ -5,8 +5,10 @@ use std::sync::Arc;
 
 use starling::base::units::{Bytes, MilliCpu};
 use starling::base::{Instant, PeerName, Span, StoreId};
+use starling::core::message::SPEAKS;
+use starling::core::message::SPEAKS;
 use starling::model::report::{
-    CapacityReport, ContactReport, HealthReport, Liveness, MemberView, QueueReport,
+    BuildReport, CapacityReport, ContactReport, HealthReport, Liveness, MemberView, QueueReport,
 };
 use starling::model::spec::JobSpec;
 use starling::model::spec_input::parse_spec;
@@ -50,6 +52,7 @@ pub fn spec(job: &Job, name: String) -> JobSpec {
     let text = format!("name: {name}\nrun: work\nnodes: {}\nresources: {{gpus: {}}}\n", job.nodes, job.gpus);
     let mut spec = parse_spec(text.as_bytes()).expect("a job file").spec;
     spec.on_lost_contact.grace = Some(GRACE);
+    spec.max_runtime = job.limit;
     spec
 }
 
@@ -77,7 +80,7 @@ pub fn member(
         queue,
         contact,
         health: Some(HealthReport { boot: 1, ..HealthReport::default() }),
-        build: None,
+        build: Some(BuildReport { version: String::new(), wire: SPEAKS }),
         links: Vec::new(),
         heard_at,
     };

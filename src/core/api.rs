@@ -55,6 +55,8 @@ pub struct CoreConfig {
     pub retain_jobs: usize,
     /// This cluster's nodes; empty for a witness.
     pub nodes: Vec<NodeCapacity>,
+    /// How this cluster orders its queue and chooses nodes.
+    pub schedule: super::schedule::Config,
     /// This cluster runs container images.
     pub runs_images: bool,
     /// How often what nobody waits for is looked at.
@@ -230,7 +232,8 @@ pub enum Flash {
     Capacity {
         /// Which cluster.
         cluster: PeerName,
-        /// What is free now.
+        /// What is free now. Only what every peer of a mesh that is being upgraded reads.
+        #[serde(with = "crate::model::report::queue_flash")]
         queue: QueueReport,
     },
     /// A cluster is not reached by the sender.

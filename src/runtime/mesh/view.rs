@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::base::{Instant, PeerName, StoreId};
 use crate::core::api::Flash;
-use crate::model::report::{LinkSample, Liveness, MemberView, Report, View};
+use crate::model::report::{LinkSample, Liveness, MemberView, QueueReport, Report, View};
 use crate::runtime::gossip::{Facet, Heard, Sight};
 use crate::runtime::liveness::{Evidence, Rules, Verdict, judge};
 use crate::runtime::members::MemberList;
@@ -130,7 +130,11 @@ impl Picture {
     pub fn flash(&mut self, origin: &PeerName, flash: &Flash, store: StoreId, now: Instant) -> bool {
         match flash {
             Flash::Capacity { cluster, queue } if cluster == origin => {
-                let facet = Facet::Queue(queue.clone());
+                // A flash carries less than gossip does: the rest stays as it was heard.
+                let parts = self.soft.get(origin).and_then(|s| s.parts.as_ref());
+                let old = parts.and_then(|p| p.queue.clone()).unwrap_or_default();
+                let (waits, gpus_reclaimable) = (old.waits, old.gpus_reclaimable);
+                let facet = Facet::Queue(QueueReport { waits, gpus_reclaimable, ..queue.clone() });
                 if facet.write().is_err() {
                     return false;
                 }
