@@ -119,6 +119,10 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
         tracing::info!("{note}");
     }
     let nodes = if settings.witness { Vec::new() } else { found.nodes.clone() };
+    let mut schedule = settings.schedule.clone();
+    for (group, topology) in backend.topologies() {
+        schedule.topologies.entry(group).or_insert(topology);
+    }
     let core_config = CoreConfig {
         name: name.clone(),
         store: store.id(),
@@ -134,14 +138,15 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
         retain: settings.retain,
         retain_jobs: settings.retain_jobs,
         nodes: nodes.clone(),
-        schedule: settings.schedule.clone(),
+        schedule,
         runs_images: found.container_runtime.is_some(),
         pace: Pace::default(),
         seed,
     };
     let core = Peer::recover(core_config, &opened.image, now())?;
     let (backend_work, work) = mpsc::channel(4_096);
-    let outlet = Arc::new(tasks::MeshOutlet { net: net.clone(), mesh: mesh.clone() });
+    let outlet =
+        Arc::new(tasks::MeshOutlet { net: net.clone(), mesh: mesh.clone(), contact: Default::default() });
     let parts = DriverParts {
         core,
         name: name.clone(),

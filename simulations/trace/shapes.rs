@@ -6,7 +6,6 @@ use std::sync::Arc;
 use starling::base::units::{Bytes, MilliCpu};
 use starling::base::{Instant, PeerName, Span, StoreId};
 use starling::core::message::SPEAKS;
-use starling::core::message::SPEAKS;
 use starling::model::report::{
     BuildReport, CapacityReport, ContactReport, HealthReport, Liveness, MemberView, QueueReport,
 };

@@ -18,7 +18,8 @@ struct Soft {
     parts: Option<Arc<Report>>,
     links: BTreeMap<usize, Vec<LinkSample>>,
     draining: bool,
-    members_hash: Option<String>,
+    /// Of its member list, and when it was heard.
+    members_hash: Option<(String, Instant)>,
     connected: bool,
     disconnected_at: Option<Instant>,
     suspected_at: Option<Instant>,
@@ -119,9 +120,11 @@ impl Picture {
             Facet::Links(v) => report.links = v,
             Facet::LinksPage(page, v) => {
                 soft.links.insert(page, v);
-                report.links = soft.links.values().flatten().cloned().collect();
+                // While a growing mesh makes more pages of its links, one may stand in two of them for a moment.
+                let all = soft.links.values().flatten().map(|l| (&l.to, l));
+                report.links = all.collect::<BTreeMap<_, _>>().into_values().cloned().collect();
             }
-            Facet::Members(hash) => soft.members_hash = Some(hash),
+            Facet::Members(hash) => soft.members_hash = Some((hash, now)),
             Facet::Data(_) | Facet::Images(_) | Facet::Unknown => {}
         }
     }
@@ -160,9 +163,9 @@ impl Picture {
         true
     }
 
-    /// Peers, seen alive, whose member list differs from this hash.
-    pub fn differing(&self, hash: &str) -> Vec<PeerName> {
-        let differs = |s: &Soft| s.members_hash.as_deref().is_some_and(|h| h != hash);
+    /// Peers whose member list differs from this hash, by what was heard of them since then.
+    pub fn differing(&self, hash: &str, since: Instant) -> Vec<PeerName> {
+        let differs = |s: &Soft| s.members_hash.as_ref().is_some_and(|(h, at)| h != hash && *at >= since);
         self.soft.iter().filter(|(n, s)| **n != self.me && differs(s)).map(|(n, _)| n.clone()).collect()
     }
 
