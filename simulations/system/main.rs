@@ -8,6 +8,7 @@ mod harness;
 mod honest;
 mod mesh;
 mod one_peer;
+mod preempt;
 mod relay;
 mod strangers;
 mod three_peers;
