@@ -5,6 +5,7 @@
 mod linear;
 mod linear_job;
 mod models;
+mod placing;
 mod seeds;
 mod world;
 
@@ -16,13 +17,19 @@ fn main() -> ExitCode {
     if args.first().is_some_and(|a| a == "model") {
         return models::command(rest);
     }
+    if let Some(done) = args.first().and_then(|name| placing::command(name, rest)) {
+        return done.unwrap_or_else(|why| {
+            eprintln!("simulate: {why}\nusage:\n{}", placing::USAGE);
+            ExitCode::from(2)
+        });
+    }
     let done = match args.first().map(String::as_str) {
         Some("seeds") => seeds::seeds(rest),
         Some("bugs") => seeds::bugs(rest),
         _ => Err("what shall be simulated?".into()),
     };
     done.unwrap_or_else(|why| {
-        eprintln!("simulate: {why}\nusage:\n{}", seeds::USAGE);
+        eprintln!("simulate: {why}\nusage:\n{}\n{}", seeds::USAGE, placing::USAGE);
         ExitCode::from(2)
     })
 }

@@ -1,6 +1,7 @@
 //! The sole place that wires the layers: a peer from its settings, and its orderly end.
 
 pub mod command;
+mod datasets;
 mod node;
 mod open;
 mod settings;
@@ -23,7 +24,7 @@ use crate::backends::local::{LocalBackend, LocalConfig, clock};
 use crate::base::{Bytes, Span, WallTime};
 use crate::core::{CoreConfig, Input, Now, Peer};
 use crate::model::gpu;
-use crate::model::report::{BuildReport, CapacityReport, Liveness};
+use crate::model::report::{BuildReport, CapacityReport, Inventory, Liveness};
 use crate::runtime::driver::{self, DriverParts};
 use crate::runtime::gossip::Facet;
 use crate::runtime::gossip::GossipConfig;
@@ -34,6 +35,7 @@ use crate::runtime::tokens::{IssuerParts, TokenBook, TokenIssuer};
 use crate::surface::serve::{self, ApiListeners};
 use crate::transport::Net;
 use crate::transport::codec::WIRE;
+use datasets::measure;
 
 /// Why a peer did not start or did not go on. What is on disk is as it was last synced.
 #[derive(Debug, thiserror::Error)]
@@ -134,6 +136,7 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
         retain_jobs: settings.retain_jobs,
         nodes: nodes.clone(),
         runs_images: found.container_runtime.is_some(),
+        policies: settings.policies.clone(),
         seed,
     };
     let core = Peer::recover(core_config, &opened.image, now())?;
@@ -163,9 +166,13 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
         pue_milli: settings.pue_milli,
         nodes,
         container_runtime: found.container_runtime,
+        terms: settings.terms.clone(),
     };
     let build = BuildReport { version: env!("CARGO_PKG_VERSION").into(), wire: WIRE };
-    for facet in [Facet::Capacity(capacity), Facet::Build(build)] {
+    let data = Inventory::of(measure(&settings.datasets).await);
+    let images = Inventory::of(settings.images.iter().cloned());
+    let facets = [Facet::Capacity(capacity), Facet::Build(build), Facet::Data(data), Facet::Images(images)];
+    for facet in facets {
         if let Err(error) = mesh.publish(facet) {
             tracing::error!("cannot report: {error}");
         }
@@ -241,6 +248,8 @@ fn backend(settings: &Settings, name: &crate::base::PeerName) -> anyhow::Result<
     config.notice = settings.notice;
     config.attempts_kept = settings.attempts_kept;
     config.container_runtime.clone_from(&settings.container_runtime);
+    let places = settings.datasets.iter().filter_map(|d| Some((d.name.clone(), d.path.clone()?)));
+    config.datasets = places.collect();
     config.canonical_gpu = |name: &str, memory: Bytes| gpu::canonical_measured(name, memory).ok();
     Ok(LocalBackend::new(config)?)
 }

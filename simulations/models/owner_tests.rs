@@ -47,6 +47,7 @@ impl Homes {
             retain_jobs: 10,
             nodes: Vec::new(),
             runs_images: false,
+            policies: Default::default(),
             seed: 1,
         };
         let now = Now { mono: Instant(0), wall: WallTime(0) };

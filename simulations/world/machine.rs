@@ -179,6 +179,7 @@ impl World {
             retain_jobs: 100_000,
             nodes: shapes::nodes(),
             runs_images: false,
+            policies: Default::default(),
             seed,
         };
         match Peer::recover(cfg, &m.disk, now) {

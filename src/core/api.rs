@@ -12,6 +12,7 @@ pub use super::client_api::{
 use super::message::Message;
 use crate::base::{ContactId, Epoch, Instant, JobId, PeerName, Span, StoreId, WallTime};
 use crate::model::Outcome;
+use crate::model::policy::Policies;
 use crate::model::report::{ContactReport, NodeCapacity, QueueReport, View};
 use crate::model::spec::JobSpec;
 
@@ -57,6 +58,8 @@ pub struct CoreConfig {
     pub nodes: Vec<NodeCapacity>,
     /// This cluster runs container images.
     pub runs_images: bool,
+    /// What the placement policies weigh.
+    pub policies: Policies,
     /// Seeds the core's random stream.
     pub seed: u64,
 }
@@ -135,6 +138,8 @@ pub enum Input {
     DiskFull(bool),
     /// The operator drains or undrains this cluster.
     Drain(bool),
+    /// Other weights of the placement policies, from now on.
+    Policies(Box<Policies>),
 }
 
 /// Something to do, in order. Whatever is `durable` leaves only when every write before it is on disk.

@@ -12,11 +12,13 @@ use super::contact::Contacts;
 use super::executor::Executor;
 use super::message::{Message, RecordKey};
 use super::owner::Owner;
+use super::placement::Index;
 use super::propose::Proposer;
 use super::rehome::Keeper;
 use super::ring::Ring;
 use super::watch::Watch;
 use crate::base::{Home, Instant, JobId, PeerName, Rng, Span};
+use crate::model::policy::Policies;
 use crate::model::report::{Liveness, View};
 
 /// What wakes the core.
@@ -63,6 +65,7 @@ pub struct Peer {
     pub(super) disk_full: bool,
     pub(super) draining: bool,
     pub(super) watch: Watch,
+    pub(super) placer: Index,
     counters: BTreeMap<&'static str, u64>,
 }
 
@@ -89,6 +92,7 @@ impl Peer {
             disk_full: false,
             draining: false,
             watch: Watch::default(),
+            placer: Index::new(cfg.policies.clone()),
             counters: BTreeMap::new(),
             cfg,
         };
@@ -140,6 +144,7 @@ impl Peer {
                 self.queue_changed();
             }
             Input::Drain(draining) => self.on_drain(draining),
+            Input::Policies(policies) => self.on_policies(*policies),
         }
         self.run_timers();
         self.flush_report();
@@ -242,6 +247,16 @@ impl Peer {
             self.contacts_follow_members();
         }
         self.clients_retry_locates();
+    }
+
+    /// Other weights: the record of it says what they changed.
+    fn on_policies(&mut self, policies: Policies) {
+        let changes = policies.changes(self.placer.policies());
+        self.placer.set_policies(policies);
+        self.count("policies_set");
+        let what = if changes.is_empty() { "nothing".into() } else { changes.join(", ") };
+        self.event("placement.weights", None, format!("changed: {what}"));
+        self.drive_all();
     }
 
     fn on_flash(&mut self, flash: &Flash) {

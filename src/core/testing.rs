@@ -27,6 +27,7 @@ pub fn config(peer: &str, store: StoreId) -> CoreConfig {
         retain_jobs: 1_000,
         nodes: Vec::new(),
         runs_images: false,
+        policies: Default::default(),
         seed: 1,
     }
 }

@@ -122,7 +122,9 @@ impl Picture {
                 report.links = soft.links.values().flatten().cloned().collect();
             }
             Facet::Members(hash) => soft.members_hash = Some(hash),
-            Facet::Data(_) | Facet::Images(_) | Facet::Unknown => {}
+            Facet::Data(v) => report.data = Some(v),
+            Facet::Images(v) => report.images = Some(v),
+            Facet::Unknown => {}
         }
     }
 
@@ -235,6 +237,8 @@ fn blank(peer: PeerName, store: StoreId) -> Report {
         health: None,
         build: None,
         links: Vec::new(),
+        data: None,
+        images: None,
         heard_at: Instant::default(),
     }
 }
