@@ -369,6 +369,7 @@ fn config() -> CoreConfig {
         nodes: nodes(),
         runs_images: false,
         policies: Default::default(),
+        pace: Default::default(),
         seed: 1,
     }
 }

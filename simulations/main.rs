@@ -1,5 +1,5 @@
 //! The simulator's command: `cargo run --release --example simulate -- seeds --count N [--seed S] [--json]`
-//! and `-- model [NAME] [--bug NAME] [--large] [--json]`
+//! and `-- model [NAME] [--bug NAME] [--large] [--json]` and `-- trace --jobs F --nodes F --rtt F --load 0.9 [--json]`
 #![allow(clippy::disallowed_methods, reason = "wall time of the run is shown to people")]
 
 mod linear;
@@ -7,6 +7,7 @@ mod linear_job;
 mod models;
 mod placing;
 mod seeds;
+mod trace;
 mod world;
 
 use std::process::ExitCode;
@@ -26,10 +27,11 @@ fn main() -> ExitCode {
     let done = match args.first().map(String::as_str) {
         Some("seeds") => seeds::seeds(rest),
         Some("bugs") => seeds::bugs(rest),
+        Some("trace") => trace::command(rest),
         _ => Err("what shall be simulated?".into()),
     };
     done.unwrap_or_else(|why| {
-        eprintln!("simulate: {why}\nusage:\n{}\n{}", seeds::USAGE, placing::USAGE);
+        eprintln!("simulate: {why}\nusage:\n{}\n{}\n{}", seeds::USAGE, placing::USAGE, trace::USAGE);
         ExitCode::from(2)
     })
 }

@@ -22,6 +22,7 @@ use tokio_util::task::TaskTracker;
 use crate::backends::Backend;
 use crate::backends::local::{LocalBackend, LocalConfig, clock};
 use crate::base::{Bytes, Span, WallTime};
+use crate::core::api::Pace;
 use crate::core::{CoreConfig, Input, Now, Peer};
 use crate::model::gpu;
 use crate::model::report::{BuildReport, CapacityReport, Inventory, Liveness};
@@ -137,6 +138,7 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
         nodes: nodes.clone(),
         runs_images: found.container_runtime.is_some(),
         policies: settings.policies.clone(),
+        pace: Pace::default(),
         seed,
     };
     let core = Peer::recover(core_config, &opened.image, now())?;

@@ -9,6 +9,7 @@ use starling::core::message::{
     Ballot, Message, Origin, RecordKey, RegisterAnswer, RegisterBody, RegisterRequest,
 };
 use starling::core::value::Value;
+use starling::core::api::Pace;
 use starling::core::{CoreConfig, DiskImage, Input, Now, Peer};
 use starling::model::record::{Change, contact_id};
 use starling::model::report::{Liveness, MemberView, View};
@@ -48,6 +49,7 @@ impl Homes {
             nodes: Vec::new(),
             runs_images: false,
             policies: Default::default(),
+            pace: Pace::default(),
             seed: 1,
         };
         let now = Now { mono: Instant(0), wall: WallTime(0) };

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use starling::base::{ContactId, Instant, PeerName, Span, StoreId, WallTime};
-use starling::core::api::{AttemptKey, Flash};
+use starling::core::api::{AttemptKey, Flash, Pace};
 use starling::core::{BackendEvent, CoreConfig, DiskImage, Input, Now, Output, Peer, Table, Write};
 use starling::model::Outcome;
 use starling::model::report::{ContactReport, QueueReport};
@@ -180,6 +180,7 @@ impl World {
             nodes: shapes::nodes(),
             runs_images: false,
             policies: Default::default(),
+            pace: Pace::default(),
             seed,
         };
         match Peer::recover(cfg, &m.disk, now) {

@@ -60,8 +60,38 @@ pub struct CoreConfig {
     pub runs_images: bool,
     /// What the placement policies weigh.
     pub policies: Policies,
+    /// How often what nobody waits for is looked at.
+    pub pace: Pace,
     /// Seeds the core's random stream.
     pub seed: u64,
+}
+
+/// How often the core looks at what only a lost message could have changed. Slower costs time after a loss,
+/// never correctness.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pace {
+    /// A claim that was answered is repeated ever more seldom, up to this;
+    pub claim_every_max: Span,
+    /// one that was not repeated for this long is dropped.
+    pub claim_for: Span,
+    /// The queue drops what is over at least this often.
+    pub queue_every: Span,
+    /// A part of the records is swept this often.
+    pub sweep_every: Span,
+    /// A job that does not change is looked at ever more seldom, up to this.
+    pub idle_every_max: Span,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self {
+            claim_every_max: Span::secs(20),
+            claim_for: Span::secs(60),
+            queue_every: Span::secs(1),
+            sweep_every: Span::secs(1),
+            idle_every_max: Span::secs(300),
+        }
+    }
 }
 
 /// The tables of the store. Keys and values are the core's own bytes.

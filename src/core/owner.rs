@@ -23,9 +23,8 @@ use claims::{Laid, Offer, Strikes};
 const CLAIM_EVERY: Span = Span::secs(2);
 /// The executor is told to look this often while the record waits for it.
 const LOOK_EVERY: Span = Span::secs(1);
-/// A home that does not act looks again this often,
+/// A home that does not act, or one whose job runs, looks again this often, then ever more seldom,
 const IDLE_EVERY: Span = Span::secs(10);
-const IDLE_EVERY_MAX: Span = Span::secs(300);
 /// and an acting one refreshes its hint by a read this often.
 const READ_EVERY: Span = Span::secs(30);
 const READ_EVERY_PLACED: Span = Span::secs(5);
@@ -234,7 +233,7 @@ impl Peer {
         {
             self.send(owner, Message::Look { birth: record.birth.clone() }, false);
         }
-        let wait = now.since(since).max(IDLE_EVERY).min(IDLE_EVERY_MAX);
+        let wait = now.since(since).max(IDLE_EVERY).min(self.cfg.pace.idle_every_max);
         self.drive_at(job, now + wait);
     }
 
@@ -266,7 +265,7 @@ impl Peer {
         let every = match (record.state, settled) {
             (JobState::Placed, _) => READ_EVERY_PLACED,
             // The longer nothing changed, the less often.
-            (_, Some((_, since))) => now.since(since).max(READ_EVERY).min(IDLE_EVERY_MAX),
+            (_, Some((_, since))) => now.since(since).max(READ_EVERY).min(self.cfg.pace.idle_every_max),
             (_, None) => READ_EVERY,
         };
         if now.since(due) >= every {
@@ -349,9 +348,12 @@ impl Peer {
         let now = self.now.mono;
         self.withdraw_all(job, Some(&placement.cluster));
         let Some(driven) = self.owner.jobs.get_mut(&job) else { return };
-        driven.held_from = None;
+        // A job that runs on is looked at ever more seldom, as one that waits: its cluster tells of its end.
+        let (version, since) =
+            driven.held_from.filter(|(v, _)| *v == record.version).unwrap_or((record.version, now));
+        driven.held_from = Some((version, since));
         let waits = record.state == JobState::Placed || record.cancel.is_some();
-        let mut next = now + IDLE_EVERY;
+        let mut next = now + now.since(since).max(IDLE_EVERY).min(self.cfg.pace.idle_every_max);
         if waits {
             if driven.looked_at.is_none_or(|at| now.since(at) >= LOOK_EVERY) {
                 driven.looked_at = Some(now);

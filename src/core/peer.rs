@@ -105,7 +105,7 @@ impl Peer {
         peer.contacts.due = now.mono;
         peer.timers.insert((now.mono, Timer::Renew));
         peer.timers.insert((now.mono, Timer::Queue));
-        peer.timers.insert((now.mono + super::rehome::SWEEP_EVERY, Timer::Sweep));
+        peer.timers.insert((now.mono + peer.cfg.pace.sweep_every, Timer::Sweep));
         peer.restart_attempts();
         let out = std::mem::take(&mut peer.out);
         Ok((peer, out))

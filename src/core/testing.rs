@@ -1,6 +1,6 @@
 //! What the core's own tests begin with.
 
-use super::api::CoreConfig;
+use super::api::{CoreConfig, Pace};
 use crate::base::{PeerName, Span, StoreId};
 use crate::model::spec::JobSpec;
 
@@ -28,6 +28,7 @@ pub fn config(peer: &str, store: StoreId) -> CoreConfig {
         nodes: Vec::new(),
         runs_images: false,
         policies: Default::default(),
+        pace: Pace::default(),
         seed: 1,
     }
 }

@@ -5,8 +5,6 @@ use std::cmp::Reverse;
 use super::*;
 use crate::model::report::{Liveness, QueueReport};
 
-/// A claim that was not repeated for this long is dropped.
-const CLAIM_FOR: Span = Span::secs(60);
 /// A head that has waited this long lets nobody pass any more.
 const STARVES_AFTER: Span = Span::secs(30);
 /// Fits tried in one pass over the queue.
@@ -17,8 +15,6 @@ const REPORT_EVERY: Span = Span::millis(50);
 const PLACE_MAX: usize = 1_000;
 /// Claims held.
 const CLAIMS_MAX: usize = 200_000;
-/// The queue is looked over at least this often.
-const QUEUE_EVERY: Span = Span::secs(1);
 
 impl Peer {
     pub(in crate::core) fn on_claim(&mut self, from: PeerName, claim: Claim) {
@@ -100,18 +96,18 @@ impl Peer {
     }
 
     pub(in crate::core) fn on_queue_timer(&mut self) {
-        self.timer_in(QUEUE_EVERY, Timer::Queue);
+        self.timer_in(self.cfg.pace.queue_every, Timer::Queue);
         self.drop_old_claims();
     }
 
     /// Drops claims that nobody repeats and grants that nobody took, and grants what fits then.
     pub(in crate::core) fn drop_old_claims(&mut self) {
-        let now = self.now.mono;
+        let (now, claim_for) = (self.now.mono, self.cfg.pace.claim_for);
         let silent: Vec<JobId> = self
             .exec
             .claims
             .iter()
-            .filter(|(_, w)| now.since(w.heard) > CLAIM_FOR)
+            .filter(|(_, w)| now.since(w.heard) > claim_for)
             .map(|(j, _)| *j)
             .collect();
         for job in silent {
@@ -141,10 +137,23 @@ impl Peer {
             .take(TRIES_MAX)
             .map(|(_, arrived, job)| (*arrived, *job))
             .collect();
+        // Within one pass nothing is given back: what did not fit once does not fit again.
+        let mut failed: Vec<(u32, Resources)> = Vec::new();
         for (arrived, job) in waiting {
-            match self.try_grant(&job) {
+            let shape = self.exec.claims.get(&job).map(|w| (w.claim.nodes, &w.claim.resources));
+            let hopeless = shape.is_some_and(|s| failed.iter().any(|(nodes, need)| (*nodes, need) == s));
+            let reached = self.claimed_by_one_reached(&job);
+            let granted = if hopeless { None } else { self.try_grant(&job) };
+            if granted.is_none()
+                && !hopeless
+                && reached
+                && let Some(waiting) = self.exec.claims.get(&job)
+            {
+                failed.push((waiting.claim.nodes, waiting.claim.resources.clone()));
+            }
+            match granted {
                 Some(grant) => self.grant(job, grant),
-                None if now.since(arrived) > STARVES_AFTER && self.claimed_by_one_reached(&job) => break,
+                None if now.since(arrived) > STARVES_AFTER && reached => break,
                 None => {}
             }
         }

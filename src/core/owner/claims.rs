@@ -15,8 +15,6 @@ use crate::model::Outcome;
 use crate::model::record::contact_id;
 use crate::model::spec::Run;
 
-/// An answered claim is repeated ever more seldom, up to this.
-const CLAIM_EVERY_MAX: Span = Span::secs(20);
 /// A cluster that refused a job is not asked for it again for this long.
 const REFUSED_FOR: Span = Span::secs(10);
 /// A claim that was sent so often without an answer counts as refused.
@@ -167,7 +165,7 @@ impl Peer {
     }
 
     pub(super) fn lay_claims(&mut self, job: JobId, record: &JobRecord, epoch: Epoch, wanted: &[PeerName]) {
-        let now = self.now.mono;
+        let (now, every_max) = (self.now.mono, self.cfg.pace.claim_every_max);
         let Some(driven) = self.owner.jobs.get_mut(&job) else { return };
         let dropped: Vec<PeerName> = driven
             .claims
@@ -190,7 +188,7 @@ impl Peer {
             }
             let ahead = laid.and_then(|l| l.ahead);
             let answered = laid.filter(|l| l.ahead.is_some() && l.refused.is_none());
-            let every = answered.map_or(CLAIM_EVERY, |l| l.every.scale(2, 1).min(CLAIM_EVERY_MAX));
+            let every = answered.map_or(CLAIM_EVERY, |l| l.every.scale(2, 1).min(every_max));
             let laid = Laid { epoch, sent_at: now, every, ahead, refused: None, tries: tries + 1 };
             driven.claims.insert(cluster.clone(), laid);
             lay.push(cluster.clone());

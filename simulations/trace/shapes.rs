@@ -1,0 +1,108 @@
+//! Clusters and jobs of a trace in the product's own words.
+
+use std::collections::BTreeMap;
+
+use starling::base::units::{Bytes, MilliCpu};
+use starling::base::{Instant, PeerName, Span, StoreId};
+use starling::model::report::{
+    CapacityReport, ContactReport, HealthReport, Liveness, MemberView, QueueReport,
+};
+use starling::model::spec::{Communication, JobSpec, OnLostContact, PlacementSpec, Run, Then};
+use starling::model::{NodeCapacity, Report, Resources};
+
+use super::load::{Job, Site};
+
+pub const MODEL: &str = "A100-80G";
+/// Nobody is cut off in a trace: the grace is only not to be in the way.
+pub const GRACE: Span = Span::secs(86_400);
+
+pub fn name(i: usize) -> PeerName {
+    PeerName::new(&format!("c{i:03}")).expect("a short name")
+}
+
+pub fn store(i: usize) -> StoreId {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&(i as u64 + 1).to_be_bytes());
+    StoreId(bytes)
+}
+
+pub fn nodes(site: &Site) -> Vec<NodeCapacity> {
+    vec![NodeCapacity {
+        name: "n".into(),
+        count: site.nodes,
+        gpu_model: Some(MODEL.into()),
+        gpus: site.gpus,
+        gpu_memory: Bytes::gib(80),
+        cpus: MilliCpu(u64::from(site.gpus) * 8_000),
+        memory: Bytes::gib(512),
+        declared: true,
+    }]
+}
+
+pub fn need(job: &Job) -> Resources {
+    Resources { gpus: job.gpus, gpu: vec![], cpus: MilliCpu(1000), memory: Bytes(0) }
+}
+
+pub fn spec(job: &Job, name: String) -> JobSpec {
+    JobSpec {
+        name,
+        tenant: "default".into(),
+        priority: 50,
+        resources: need(job),
+        nodes: job.nodes,
+        run: Run::Argv(vec!["work".into()]),
+        env: BTreeMap::new(),
+        workdir: None,
+        image: None,
+        data: vec![],
+        checkpoint: None,
+        communication: Communication::Sync,
+        max_runtime: None,
+        retries: 0,
+        on_lost_contact: OnLostContact { grace: Some(GRACE), then: Then::Restart },
+        placement: PlacementSpec::default(),
+        data_sizes: Default::default(),
+        groups: Default::default(),
+    }
+}
+
+/// One cluster as it looks to another that heard this of it then.
+pub fn member(
+    i: usize,
+    site: &Site,
+    queue: Option<QueueReport>,
+    contact: Option<ContactReport>,
+    heard_at: Instant,
+) -> MemberView {
+    let report = Report {
+        peer: name(i),
+        store: store(i),
+        capacity: Some(CapacityReport {
+            backend: "fake".into(),
+            region: format!("r{i}"),
+            zone: String::new(),
+            labels: BTreeMap::new(),
+            price_milli: 2_000,
+            pue_milli: 1_200,
+            nodes: nodes(site),
+            container_runtime: None,
+            terms: Default::default(),
+        }),
+        queue,
+        contact,
+        health: Some(HealthReport { boot: 1, ..HealthReport::default() }),
+        build: None,
+        links: Vec::new(),
+        data: None,
+        images: None,
+        heard_at,
+    };
+    MemberView {
+        peer: name(i),
+        store: store(i),
+        witness: false,
+        liveness: Liveness::Alive,
+        draining: false,
+        report: Some(report),
+    }
+}
