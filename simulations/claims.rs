@@ -405,7 +405,7 @@ fn a_cluster_that_always_refuses_costs_a_round_trip_and_is_left_alone() {
     }
     net.run(Span::secs(1));
     let mut slowest = Span::ZERO;
-    for i in 0..12 {
+    for i in 0..40 {
         let job = net.submit("good1", "resources: {gpus: 1}\nplacement: {policy: cheapest}");
         let (cluster, after) = net.placed(job, Span::secs(10));
         assert!(cluster.starts_with("good"), "{i}: {cluster}");
@@ -418,9 +418,15 @@ fn a_cluster_that_always_refuses_costs_a_round_trip_and_is_left_alone() {
         let job = net.submit("good1", "resources: {gpus: 1}\nplacement: {policy: cheapest}");
         net.placed(job, Span::secs(10));
     }
-    // Each owner learns by itself; by now each has.
+    // Each owner learns by itself; by now each has. Without it, five jobs would ask all three: 15 claims.
     let more = |c: &str| net.claims[&name(c)] - asked.get(&name(c)).copied().unwrap_or(0);
-    assert!(more("bad1") + more("bad2") + more("bad3") <= 9, "they are hardly asked any more");
+    assert!(
+        more("bad1") + more("bad2") + more("bad3") <= 5,
+        "asked {} {} {} times",
+        more("bad1"),
+        more("bad2"),
+        more("bad3")
+    );
 }
 
 #[test]
