@@ -367,6 +367,7 @@ fn config() -> CoreConfig {
         retain: Span::secs(86_400),
         retain_jobs: 10_000,
         nodes: nodes(),
+        schedule: Default::default(),
         runs_images: false,
         policies: Default::default(),
         pace: Default::default(),
@@ -375,7 +376,7 @@ fn config() -> CoreConfig {
 }
 
 fn is_claim(message: &Message) -> bool {
-    matches!(message, Message::Claim(_))
+    matches!(message, Message::Claim(_) | Message::ClaimWith { .. })
 }
 
 const GRACE: &str = "on_lost_contact: {grace: 6s}\n";

@@ -101,6 +101,7 @@ fn record() -> JobRecord {
         placement: PlacementSpec::default(),
         data_sizes: Default::default(),
         groups: Default::default(),
+        preemptible: None,
     };
     JobRecord::new(birth, spec, TraceId::default(), WallTime(1))
 }

@@ -4,6 +4,8 @@ mod claims;
 mod linear;
 mod linear_job;
 mod linear_tests;
+mod scenarios;
+mod trace;
 mod world;
 
 use starling::base::{Rng, Span};

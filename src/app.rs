@@ -23,6 +23,7 @@ use crate::backends::Backend;
 use crate::backends::local::{LocalBackend, LocalConfig, clock};
 use crate::base::{Bytes, Span, WallTime};
 use crate::core::api::Pace;
+use crate::core::message::SPEAKS;
 use crate::core::{CoreConfig, Input, Now, Peer};
 use crate::model::gpu;
 use crate::model::report::{BuildReport, CapacityReport, Inventory, Liveness};
@@ -35,7 +36,6 @@ use crate::runtime::store::StoreError;
 use crate::runtime::tokens::{IssuerParts, TokenBook, TokenIssuer};
 use crate::surface::serve::{self, ApiListeners};
 use crate::transport::Net;
-use crate::transport::codec::WIRE;
 use datasets::measure;
 
 /// Why a peer did not start or did not go on. What is on disk is as it was last synced.
@@ -121,6 +121,10 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
         tracing::info!("{note}");
     }
     let nodes = if settings.witness { Vec::new() } else { found.nodes.clone() };
+    let mut schedule = settings.schedule.clone();
+    for (group, topology) in backend.topologies() {
+        schedule.topologies.entry(group).or_insert(topology);
+    }
     let core_config = CoreConfig {
         name: name.clone(),
         store: store.id(),
@@ -136,6 +140,7 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
         retain: settings.retain,
         retain_jobs: settings.retain_jobs,
         nodes: nodes.clone(),
+        schedule,
         runs_images: found.container_runtime.is_some(),
         policies: settings.policies.clone(),
         pace: Pace::default(),
@@ -143,7 +148,8 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
     };
     let core = Peer::recover(core_config, &opened.image, now())?;
     let (backend_work, work) = mpsc::channel(4_096);
-    let outlet = Arc::new(tasks::MeshOutlet { net: net.clone(), mesh: mesh.clone() });
+    let outlet =
+        Arc::new(tasks::MeshOutlet { net: net.clone(), mesh: mesh.clone(), contact: Default::default() });
     let parts = DriverParts {
         core,
         name: name.clone(),
@@ -170,7 +176,7 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
         container_runtime: found.container_runtime,
         terms: settings.terms.clone(),
     };
-    let build = BuildReport { version: env!("CARGO_PKG_VERSION").into(), wire: WIRE };
+    let build = BuildReport { version: env!("CARGO_PKG_VERSION").into(), wire: SPEAKS };
     let data = Inventory::of(measure(&settings.datasets).await);
     let images = Inventory::of(settings.images.iter().cloned());
     let facets = [Facet::Capacity(capacity), Facet::Build(build), Facet::Data(data), Facet::Images(images)];

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use starling::base::{BoundedVec, Home, Instant, PeerName, Span, StoreId, WallTime};
 use starling::core::acceptor::{Acceptor, Room};
 use starling::core::api::Output;
+use starling::core::api::Pace;
 use starling::core::message::{
     Ballot, Message, Origin, RecordKey, RegisterAnswer, RegisterBody, RegisterRequest,
 };
 use starling::core::value::Value;
-use starling::core::api::Pace;
 use starling::core::{CoreConfig, DiskImage, Input, Now, Peer};
 use starling::model::record::{Change, contact_id};
 use starling::model::report::{Liveness, MemberView, View};
@@ -47,6 +47,7 @@ impl Homes {
             retain: Span::FOREVER,
             retain_jobs: 10,
             nodes: Vec::new(),
+            schedule: Default::default(),
             runs_images: false,
             policies: Default::default(),
             pace: Pace::default(),

@@ -52,7 +52,7 @@ pub fn decide(args: &[String]) -> Result<ExitCode, String> {
         now = now + Span(50);
         let begun = Clock::now();
         index.update(&shown);
-        let picks = index.best(spec, &Ask { now, most: 3, salt: i | 1, waited: Span::ZERO });
+        let picks = index.best(spec, &Ask { now, most: 3, salt: i | 1, waited: Span::ZERO, told: &[] });
         if let Some(first) = picks.first() {
             index.give(&first.cluster, spec.gpus_total(), now);
             placed += 1;

@@ -144,6 +144,7 @@ impl Sim<'_> {
             retain: Span::secs(3_600),
             retain_jobs: 100_000,
             nodes: shapes::nodes(&self.trace.sites[i]),
+            schedule: Default::default(),
             runs_images: false,
             policies: Default::default(),
             pace: Pace {
@@ -151,6 +152,7 @@ impl Sim<'_> {
                 claim_for: Span::secs(900),
                 queue_every: Span::secs(60),
                 sweep_every: Span::secs(600),
+                idle_every: Span::secs(600),
                 idle_every_max: Span::secs(6 * 3_600),
             },
             seed,
@@ -163,10 +165,10 @@ impl Sim<'_> {
             Event::Submit(n) => {
                 let job = &self.trace.jobs[n];
                 let spec = Box::new(shapes::spec(job, format!("j{n}")));
-                self.input(job.home, Input::Client {
-                    token: n as u64,
-                    request: ClientRequest::Submit { spec, key: None },
-                });
+                self.input(
+                    job.home,
+                    Input::Client { token: n as u64, request: ClientRequest::Submit { spec, key: None } },
+                );
             }
             Event::Deliver { to, from, message } => {
                 if self.setting.trace {
@@ -240,7 +242,9 @@ impl Sim<'_> {
                 Output::Reply { token, response: ClientResponse::Error(error) } => {
                     self.error = Some(format!("job {token} was refused: {error}"));
                 }
-                Output::Backend(BackendCommand::Start(start)) => self.starts(i, start.key, &start.spec.name, wrote),
+                Output::Backend(BackendCommand::Start(start)) => {
+                    self.starts(i, start.key, &start.spec.name, wrote)
+                }
                 Output::Backend(BackendCommand::Stop { key, .. }) => {
                     self.error = Some(format!("{key} was stopped, though nothing fails here"));
                 }

@@ -54,14 +54,30 @@ pub const VIEW_EVERY: Span = Span::secs(10);
 enum Event {
     Arrives(usize),
     /// A job, or a probe for it, reaches a cluster.
-    Comes { job: usize, site: usize },
+    Comes {
+        job: usize,
+        site: usize,
+    },
     /// A cluster has room for a job that waits elsewhere, too: it asks the job's user's side.
-    Asks { job: usize, site: usize },
+    Asks {
+        job: usize,
+        site: usize,
+    },
     /// The answer.
-    Told { job: usize, site: usize, yes: bool },
+    Told {
+        job: usize,
+        site: usize,
+        yes: bool,
+    },
     /// It started elsewhere.
-    Gone { job: usize, site: usize },
-    Ends { job: usize, site: usize },
+    Gone {
+        job: usize,
+        site: usize,
+    },
+    Ends {
+        job: usize,
+        site: usize,
+    },
 }
 
 struct Place {
@@ -162,7 +178,8 @@ impl Sim<'_> {
             }
             Event::Told { job, site, yes: false } => {
                 if let Some(shares) = self.places[site].held.remove(&job) {
-                    self.places[site].books.give(&shares, &shapes::need(&self.trace.jobs[job]));
+                    let need = self.places[site].books.need(&shapes::need(&self.trace.jobs[job]));
+                    self.places[site].books.give(&shares, &need);
                     self.pass(site);
                 }
             }
@@ -177,7 +194,8 @@ impl Sim<'_> {
             Event::Ends { job, site } => {
                 self.times.ended[job] = Some(self.now);
                 if let Some(shares) = self.places[site].held.remove(&job) {
-                    self.places[site].books.give(&shares, &shapes::need(&self.trace.jobs[job]));
+                    let need = self.places[site].books.need(&shapes::need(&self.trace.jobs[job]));
+                    self.places[site].books.give(&shares, &need);
                 }
                 if self.rival == Rival::Central { self.pass_central() } else { self.pass(site) }
             }
@@ -241,7 +259,8 @@ impl Sim<'_> {
         let wanted = self.trace.jobs[job];
         let mut view = View::default();
         for (i, (site, queue)) in self.trace.sites.iter().zip(&self.told.1).enumerate() {
-            view.members.insert(shapes::name(i), shapes::member(i, site, Some(queue.clone()), None, self.now));
+            view.members
+                .insert(shapes::name(i), shapes::member(i, site, Some(queue.clone()), None, self.now));
         }
         let spec = shapes::spec(&wanted, String::new());
         let sent = &mut self.sent[wanted.home];
@@ -269,9 +288,8 @@ impl Sim<'_> {
         for (arrived, job) in &place.line {
             let wanted = &self.trace.jobs[*job];
             let shape = (wanted.nodes, wanted.gpus);
-            let need = shapes::need(wanted);
-            let shares =
-                if failed.contains(&shape) { None } else { place.books.fit(wanted.nodes, &need) };
+            let need = place.books.need(&shapes::need(wanted));
+            let shares = if failed.contains(&shape) { None } else { place.books.fit(wanted.nodes, &need) };
             if let Some(shares) = shares {
                 place.books.take(&shares, &need);
                 found.push((*arrived, *job, shares));
@@ -312,20 +330,19 @@ impl Sim<'_> {
             let wanted = &self.trace.jobs[*job];
             let shape = (wanted.nodes, wanted.gpus);
             let need = shapes::need(wanted);
-            let mut open: Vec<usize> = (0..self.places.len())
-                .filter(|&i| !closed[i] && self.trace.sites[i].fits(wanted))
-                .collect();
+            let mut open: Vec<usize> =
+                (0..self.places.len()).filter(|&i| !closed[i] && self.trace.sites[i].fits(wanted)).collect();
             if !failed.contains(&shape) {
                 // The least loaded first, as production's score has it.
                 open.sort_by(|&a, &b| {
                     let share = |i: usize| free[i] as f64 / self.trace.sites[i].gpus_total() as f64;
                     share(b).total_cmp(&share(a)).then(a.cmp(&b))
                 });
-                let got = open
-                    .iter()
-                    .filter(|&&i| free[i] >= wanted.gpus_total())
-                    .find_map(|&i| self.places[i].books.fit(wanted.nodes, &need).map(|shares| (i, shares)));
-                if let Some((i, shares)) = got {
+                let got = open.iter().filter(|&&i| free[i] >= wanted.gpus_total()).find_map(|&i| {
+                    let need = self.places[i].books.need(&need);
+                    self.places[i].books.fit(wanted.nodes, &need).map(|shares| (i, need, shares))
+                });
+                if let Some((i, need, shares)) = got {
                     self.places[i].books.take(&shares, &need);
                     free[i] -= wanted.gpus_total();
                     found.push((*arrived, *job, i, shares));

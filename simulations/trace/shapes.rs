@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use starling::base::units::{Bytes, MilliCpu};
 use starling::base::{Instant, PeerName, Span, StoreId};
+use starling::core::message::SPEAKS;
 use starling::model::report::{
-    CapacityReport, ContactReport, HealthReport, Liveness, MemberView, QueueReport,
+    BuildReport, CapacityReport, ContactReport, HealthReport, Liveness, MemberView, QueueReport,
 };
 use starling::model::spec::JobSpec;
 use starling::model::spec_input::parse_spec;
@@ -78,7 +79,7 @@ pub fn member(
         queue,
         contact,
         health: Some(HealthReport { boot: 1, ..HealthReport::default() }),
-        build: None,
+        build: Some(BuildReport { version: String::new(), wire: SPEAKS }),
         links: Vec::new(),
         data: None,
         images: None,

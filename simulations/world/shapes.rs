@@ -58,5 +58,6 @@ pub fn spec(name: &str, gpus: u32, grace: Span) -> JobSpec {
         placement: PlacementSpec::default(),
         data_sizes: Default::default(),
         groups: Default::default(),
+        preemptible: None,
     }
 }

@@ -55,6 +55,7 @@ pub fn spec(run: Run) -> JobSpec {
         placement: PlacementSpec::default(),
         data_sizes: Default::default(),
         groups: Default::default(),
+        preemptible: None,
     }
 }
 

@@ -177,7 +177,7 @@ impl Peer {
         if self.placer.fits_somewhere(spec) {
             return Ok(());
         }
-        let rows = placement::explained(&mut self.placer, spec, self.now.mono);
+        let rows = placement::explained(&mut self.placer, spec, self.now.mono, &[]);
         // Sorted by distance: the first that is no witness is the nearest.
         let nearest = rows.iter().find(|c| self.view.members.get(&c.cluster).is_none_or(|m| !m.witness));
         let Some(nearest) = nearest.or(rows.first()) else { return Ok(()) };
@@ -416,7 +416,7 @@ impl Peer {
     /// The same for a job that was not submitted; of its groups a plan.
     fn why_spec(&mut self, spec: &JobSpec) -> WhyReport {
         self.placer.update(&self.view);
-        let clusters = placement::explained(&mut self.placer, spec, self.now.mono);
+        let clusters = placement::explained(&mut self.placer, spec, self.now.mono, &[]);
         let groups = (!spec.groups.list.is_empty()).then(|| self.placer.plan_groups(spec));
         let summary = match &groups {
             None => summarize(&clusters),
@@ -428,7 +428,8 @@ impl Peer {
 
     pub(super) fn why(&mut self, record: &JobRecord) -> WhyReport {
         self.placer.update(&self.view);
-        let mut clusters = placement::explained(&mut self.placer, &record.spec, self.now.mono);
+        let told = self.told(&record.id());
+        let mut clusters = placement::explained(&mut self.placer, &record.spec, self.now.mono, &told);
         self.note_claims(record, &mut clusters);
         let owner = self.owner_of(record);
         let summary = match (&record.placement, record.state) {

@@ -23,9 +23,7 @@ use claims::{Laid, Offer, Strikes};
 const CLAIM_EVERY: Span = Span::secs(2);
 /// The executor is told to look this often while the record waits for it.
 const LOOK_EVERY: Span = Span::secs(1);
-/// A home that does not act, or one whose job runs, looks again this often, then ever more seldom,
-const IDLE_EVERY: Span = Span::secs(10);
-/// and an acting one refreshes its hint by a read this often.
+/// An acting one refreshes its hint by a read this often.
 const READ_EVERY: Span = Span::secs(30);
 const READ_EVERY_PLACED: Span = Span::secs(5);
 /// A job that moves waits so long for the cluster it shall move to; then it runs anywhere.
@@ -56,6 +54,8 @@ struct Driven {
     claims: BTreeMap<PeerName, Laid>,
     /// Grants that wait for a better one.
     offers: BTreeMap<PeerName, Offer>,
+    /// The one cluster that may send others away for this job, and since when it may.
+    token: Option<(PeerName, Instant)>,
     placing: bool,
     freeing: bool,
     scheduled: Option<Instant>,
@@ -233,7 +233,7 @@ impl Peer {
         {
             self.send(owner, Message::Look { birth: record.birth.clone() }, false);
         }
-        let wait = now.since(since).max(IDLE_EVERY).min(self.cfg.pace.idle_every_max);
+        let wait = self.cfg.pace.idle(now.since(since));
         self.drive_at(job, now + wait);
     }
 
@@ -257,7 +257,7 @@ impl Peer {
 
     /// A home that missed a write acts on an old hint: read the register now and then.
     fn refresh_hint(&mut self, job: JobId, record: &JobRecord) {
-        let now = self.now.mono;
+        let (now, pace) = (self.now.mono, self.cfg.pace);
         let Some(driven) = self.owner.jobs.get_mut(&job) else { return };
         let due = *driven.read_at.get_or_insert(now);
         // A placement that nobody starts may be one that was never chosen: only this disk took it.
@@ -265,7 +265,7 @@ impl Peer {
         let every = match (record.state, settled) {
             (JobState::Placed, _) => READ_EVERY_PLACED,
             // The longer nothing changed, the less often.
-            (_, Some((_, since))) => now.since(since).max(READ_EVERY).min(self.cfg.pace.idle_every_max),
+            (_, Some((_, since))) => pace.idle(now.since(since)).max(READ_EVERY),
             (_, None) => READ_EVERY,
         };
         if now.since(due) >= every {
@@ -298,7 +298,7 @@ impl Peer {
         driven.held_from = Some((record.version, from));
         if record.held.is_some() {
             self.withdraw_all(job, None);
-            return self.drive_at(job, now + IDLE_EVERY);
+            return self.drive_at(job, now + self.cfg.pace.idle_every);
         }
         if let Some(intent) = record.moving.as_ref().filter(|_| now.since(from) >= MOVE_WAITS) {
             let change = Change::MoveOver { intent: intent.clone() };
@@ -347,13 +347,13 @@ impl Peer {
     fn drive_placed(&mut self, job: JobId, record: &JobRecord, placement: &Placement) {
         let now = self.now.mono;
         self.withdraw_all(job, Some(&placement.cluster));
-        let Some(driven) = self.owner.jobs.get_mut(&job) else { return };
+        let held = self.owner.jobs.get(&job).and_then(|d| d.held_from);
         // A job that runs on is looked at ever more seldom, as one that waits: its cluster tells of its end.
-        let (version, since) =
-            driven.held_from.filter(|(v, _)| *v == record.version).unwrap_or((record.version, now));
-        driven.held_from = Some((version, since));
+        let since = held.filter(|(v, _)| *v == record.version).map_or(now, |(_, since)| since);
+        let mut next = now + self.cfg.pace.idle(now.since(since));
+        let Some(driven) = self.owner.jobs.get_mut(&job) else { return };
+        driven.held_from = Some((record.version, since));
         let waits = record.state == JobState::Placed || record.cancel.is_some();
-        let mut next = now + now.since(since).max(IDLE_EVERY).min(self.cfg.pace.idle_every_max);
         if waits {
             if driven.looked_at.is_none_or(|at| now.since(at) >= LOOK_EVERY) {
                 driven.looked_at = Some(now);

@@ -22,7 +22,7 @@ pub use index::{Ask, Explained, Index, Pick};
 pub use reason::Reason;
 
 use super::api::Candidate;
-use crate::base::{Instant, PeerName};
+use crate::base::{Instant, PeerName, Span};
 use crate::model::policy::Term;
 use crate::model::report::View;
 use crate::model::spec::JobSpec;
@@ -40,11 +40,16 @@ pub fn candidates(
     for (cluster, gpus) in assigned {
         index.give(cluster, *gpus, now);
     }
-    explained(&mut index, spec, now)
+    explained(&mut index, spec, now, &[])
 }
 
-/// The same from an index that is kept.
-pub(super) fn explained(index: &mut Index, spec: &JobSpec, now: Instant) -> Vec<Candidate> {
+/// The same from an index that is kept, knowing when some clusters would start this very job.
+pub(super) fn explained(
+    index: &mut Index,
+    spec: &JobSpec,
+    now: Instant,
+    told: &[(PeerName, Span)],
+) -> Vec<Candidate> {
     let heard: BTreeMap<PeerName, Instant> = index.heard();
     let row = |e: Explained| {
         let (estimate, terms, score) = match e.figures {
@@ -64,5 +69,5 @@ pub(super) fn explained(index: &mut Index, spec: &JobSpec, now: Instant) -> Vec<
             claim: None,
         }
     };
-    index.explain(spec, now).into_iter().map(row).collect()
+    index.explain(spec, now, told).into_iter().map(row).collect()
 }

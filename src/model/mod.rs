@@ -15,6 +15,7 @@ pub mod report_json;
 pub mod spec;
 pub mod spec_input;
 pub mod timestamp;
+pub mod topology;
 
 pub use policy::{Policies, Term, Weights};
 pub use record::{

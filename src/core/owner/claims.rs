@@ -6,7 +6,7 @@
 //! not keep is believed for as long as it said, and no longer than the job has waited already: so patience is
 //! bounded by what it may save.
 
-use super::super::message::Claim;
+use super::super::message::{Claim, Prospects, Terms};
 use super::*;
 use crate::base::{BoundedVec, Epoch, Home};
 use crate::core::api::Candidate;
@@ -39,6 +39,8 @@ const REST: Span = Span::secs(10);
 const REST_MAX: Span = Span::secs(300);
 /// A cluster where an attempt of the job could not start, or was lost, is not asked for it again for this long.
 const FAILED_FOR_MS: u64 = 30_000;
+/// A cluster that has the preemption token and does not start the job by then loses it to another.
+const TOKEN_FOR: Span = Span::secs(180);
 /// Clusters remembered for their strikes.
 const STRIKES_KEPT: usize = 4_096;
 
@@ -53,6 +55,8 @@ pub(super) struct Laid {
     pub refused: Option<(Instant, String)>,
     /// Times sent since the last answer.
     pub tries: u32,
+    /// What the cluster said last of the job's chances there.
+    pub prospects: Prospects,
 }
 
 /// A grant that waits a moment for a better one.
@@ -120,8 +124,15 @@ impl Peer {
     /// The best clusters for a job as they are known now, best first.
     fn picks(&mut self, job: JobId, record: &JobRecord, most: usize, waited: Span) -> Vec<Pick> {
         let (now, salt) = (self.now.mono, job.ring_key() | 1);
+        let told = self.told(&job);
         self.placer.update(&self.view);
-        self.placer.best(&record.spec, &Ask { now, most, salt, waited })
+        self.placer.best(&record.spec, &Ask { now, most, salt, waited, told: &told })
+    }
+
+    /// When the job would start at each cluster that queues it, as these said last.
+    pub(in crate::core) fn told(&self, job: &JobId) -> Vec<(PeerName, Span)> {
+        let laid = self.owner.claims(job).into_iter().flatten().filter(|(_, l)| l.refused.is_none());
+        laid.filter_map(|(c, l)| Some((c.clone(), l.prospects.starts_in?))).collect()
     }
 
     /// Where claims should stand now: at the best, and where they stand already and still may.
@@ -175,6 +186,8 @@ impl Peer {
             .collect();
         driven.claims.retain(|c, l| wanted.contains(c) || l.refused.is_some());
         driven.offers.retain(|c, _| wanted.contains(c));
+        give_token(driven, now);
+        let token = driven.token.as_ref().map(|(cluster, _)| cluster.clone());
         let (mut lay, mut silent) = (Vec::new(), Vec::new());
         for cluster in wanted {
             let laid = driven.claims.get(cluster);
@@ -188,8 +201,9 @@ impl Peer {
             }
             let ahead = laid.and_then(|l| l.ahead);
             let answered = laid.filter(|l| l.ahead.is_some() && l.refused.is_none());
-            let every = answered.map_or(CLAIM_EVERY, |l| l.every.scale(2, 1).min(every_max));
-            let laid = Laid { epoch, sent_at: now, every, ahead, refused: None, tries: tries + 1 };
+            let every = answered.map_or(CLAIM_EVERY, |l| l.every.scale(2, 1).min(every_max).max(CLAIM_EVERY));
+            let prospects = laid.map(|l| l.prospects.clone()).unwrap_or_default();
+            let laid = Laid { epoch, sent_at: now, every, ahead, refused: None, tries: tries + 1, prospects };
             driven.claims.insert(cluster.clone(), laid);
             lay.push(cluster.clone());
         }
@@ -216,7 +230,19 @@ impl Peer {
                 image: spec.image.is_some() || spec.run == Run::Image,
                 max_runtime: spec.max_runtime,
             };
-            self.send(cluster, Message::Claim(Box::new(claim)), false);
+            let message = match self.speaks_terms(&cluster) {
+                true => Message::ClaimWith {
+                    claim: Box::new(claim),
+                    terms: Terms {
+                        preemptible: spec.may_be_preempted(),
+                        token: token.as_ref() == Some(&cluster),
+                        // Between peers whose clocks differ this is off by as much: it only orders a tenant's own jobs.
+                        waited: Span::millis(self.now.wall.0.saturating_sub(record.submitted_at.0)),
+                    },
+                },
+                false => Message::Claim(Box::new(claim)),
+            };
+            self.send(cluster, message, false);
         }
     }
 
@@ -257,7 +283,7 @@ impl Peer {
         if let Some(driven) = self.owner.jobs.get_mut(&job) {
             if let Some(laid) = driven.claims.get_mut(&from) {
                 // It has answered; what it may say again comes later.
-                (laid.ahead, laid.tries) = (Some(0), 0);
+                (laid.ahead, laid.tries, laid.prospects.starts_in) = (Some(0), 0, None);
             }
             let since = driven.offers.get(&from).filter(|o| o.epoch == epoch).map_or(now, |o| o.since);
             driven.offers.insert(from.clone(), Offer { since, ..offer });
@@ -336,12 +362,16 @@ impl Peer {
         epoch: Epoch,
         ahead: u32,
         refused: Option<String>,
+        prospects: Prospects,
     ) {
         let now = self.now.mono;
         let Some(driven) = self.owner.jobs.get_mut(&job) else { return };
         let Some(laid) = driven.claims.get_mut(from).filter(|l| l.epoch == epoch) else { return };
         (laid.ahead, laid.tries) = (Some(ahead), 0);
-        let waits = !driven.offers.is_empty();
+        // Somebody could be sent away for it: who may do so is looked at once all have answered.
+        let victims = prospects.victims.is_some_and(|n| n > 0);
+        laid.prospects = prospects;
+        let waits = !driven.offers.is_empty() || victims;
         match refused {
             Some(why) => {
                 laid.refused = Some((now, why));
@@ -377,4 +407,33 @@ impl Peer {
             }
         }
     }
+}
+
+/// Gives the job's one preemption token to the cluster where the fewest attempts would have to go, once all have
+/// answered (or have had a second to). It stays there until that cluster refuses or has had its time.
+fn give_token(driven: &mut Driven, now: Instant) {
+    let stands = |c: &PeerName| driven.claims.get(c).is_some_and(|l| l.refused.is_none());
+    let mut last = None;
+    if let Some((cluster, since)) = &driven.token {
+        if stands(cluster) && now.since(*since) < TOKEN_FOR {
+            return;
+        }
+        last = Some(cluster.clone());
+    }
+    let open = |l: &&Laid| l.ahead.is_none() && l.refused.is_none();
+    let waits = driven.claims.values().filter(open).any(|l| now.since(l.sent_at) < Span::secs(1));
+    let price = |(c, l): (&PeerName, &Laid)| {
+        let victims = l.prospects.victims.filter(|n| *n > 0 && l.refused.is_none())?;
+        // The one that had it and could not use it comes last.
+        Some((last.as_ref() == Some(c), victims, c.clone()))
+    };
+    let best = driven.claims.iter().filter_map(price).min().filter(|_| !waits);
+    // Whoever had it hears at once that it has it no longer; whoever gets it, too.
+    let next = best.map(|(.., cluster)| cluster);
+    for cluster in last.iter().chain(&next) {
+        if let Some(laid) = driven.claims.get_mut(cluster) {
+            laid.every = Span::ZERO;
+        }
+    }
+    driven.token = next.map(|cluster| (cluster, now));
 }

@@ -40,6 +40,8 @@ struct Row {
     total: u64,
     /// GPUs that others wait for.
     queued: u64,
+    /// Hours that a small job would wait, as the cluster says.
+    told: Option<f64>,
     /// Hours until such a job would start when nothing is free but nobody asks (CPU jobs).
     idle_hours: f64,
     /// Longest of data and image, hours.
@@ -86,7 +88,7 @@ pub struct Pick {
 
 /// What a decision is asked.
 #[derive(Debug, Clone, Copy)]
-pub struct Ask {
+pub struct Ask<'a> {
     /// Now.
     pub now: Instant,
     /// How many at most.
@@ -95,6 +97,8 @@ pub struct Ask {
     pub salt: u64,
     /// How long the job has waited: nobody expects less of a queue that has not moved for so long.
     pub waited: Span,
+    /// When it would start, where a cluster has said so of this very job: believed before any estimate.
+    pub told: &'a [(PeerName, Span)],
 }
 
 /// The figures of one cluster for one job at one moment.
@@ -227,12 +231,18 @@ impl Index {
     }
 
     /// The best clusters for a job, best first; only such as could ever run it and can be asked.
-    pub fn best(&mut self, spec: &JobSpec, ask: &Ask) -> Vec<Pick> {
+    pub fn best(&mut self, spec: &JobSpec, ask: &Ask<'_>) -> Vec<Pick> {
         self.expire(ask.now);
         let id = self.class(spec);
         let Some(class) = self.classes.get_mut(&id) else { return Vec::new() };
         let wanted = spec.gpus_total();
         let waited = ask.waited.as_secs_f64() / 3_600.0;
+        let told: Vec<(usize, f64)> = ask
+            .told
+            .iter()
+            .filter_map(|(peer, span)| Some((*self.places.get(peer)?, span.as_secs_f64() / 3_600.0)))
+            .collect();
+        let told_of = |i: usize| told.iter().find(|(at, _)| *at == i).map(|(_, hours)| *hours);
         // (does not fit now, score, salt, place): the smallest of them, in order.
         let mut top: Vec<(bool, f64, u64, usize, f64)> = Vec::with_capacity(ask.most + 1);
         for (i, (row, stamp)) in class.rows.iter_mut().zip(&self.stamps).enumerate() {
@@ -249,7 +259,7 @@ impl Index {
             if row.never || row.shut {
                 continue;
             }
-            let m = measure(row, &class.weights, wanted, stamp.taken, ask.now, waited);
+            let m = measure(row, &class.weights, wanted, stamp.taken, ask.now, waited, told_of(i));
             let entry = (!m.fits, m.score, mix(ask.salt, i as u64), i, m.soonest);
             let before = |a: &(bool, f64, u64, usize, f64)| {
                 (a.0, entry.0) == (false, true)
@@ -276,7 +286,10 @@ impl Index {
 
     /// Every cluster, with all reasons and figures, best first: those that fit now, then those that may, then the
     /// rest, the nearest of them first.
-    pub fn explain(&mut self, spec: &JobSpec, now: Instant) -> Vec<Explained> {
+    /// `told`: as in [`Ask`].
+    pub fn explain(&mut self, spec: &JobSpec, now: Instant, told: &[(PeerName, Span)]) -> Vec<Explained> {
+        let told =
+            |peer: &PeerName| told.iter().find(|(p, _)| p == peer).map(|(_, s)| s.as_secs_f64() / 3_600.0);
         self.expire(now);
         let id = self.class(spec);
         let Some(class) = self.classes.get_mut(&id) else { return Vec::new() };
@@ -295,7 +308,8 @@ impl Index {
             if fits_ever {
                 reasons.extend(filter::passing(spec, site, &does, taken, now));
             }
-            let m = measure(&row, &class.weights, spec.gpus_total(), taken, now, 0.0);
+            let m =
+                measure(&row, &class.weights, spec.gpus_total(), taken, now, 0.0, told(&site.member.peer));
             let figures = fits_ever.then(|| {
                 let hours = |h: f64| estimate::span(h * 3_600.0);
                 let e = Estimate {
@@ -396,6 +410,14 @@ fn make_row(spec: &JobSpec, site: &Site, does: &[bool], names: &[String], goods:
     (row.free, row.total) = (models.sum(&site.gpus_free), models.sum(&site.gpus_total));
     if let Some(queue) = &report.queue {
         row.queued = queue.queued_gpus;
+        let said = queue.waits.iter().filter(|(model, _)| {
+            let does = |n: usize| does.get(n).copied().unwrap_or(false);
+            match spec.resources.gpus {
+                0 => model.is_empty(),
+                _ => names.iter().position(|name| name == *model).is_some_and(does),
+            }
+        });
+        row.told = said.map(|(_, wait)| wait.as_secs_f64() / 3_600.0).min_by(f64::total_cmp);
         row.idle_hours =
             f64::from(queue.queued.saturating_add(1)) / f64::from(queue.running.saturating_add(1));
     }
@@ -413,10 +435,24 @@ fn make_row(spec: &JobSpec, site: &Site, does: &[bool], names: &[String], goods:
 }
 
 /// One row at one moment.
-fn measure(row: &Row, w: &Weights, wanted: u64, taken: u64, now: Instant, waited: f64) -> Measure {
+fn measure(
+    row: &Row,
+    w: &Weights,
+    wanted: u64,
+    taken: u64,
+    now: Instant,
+    waited: f64,
+    told: Option<f64>,
+) -> Measure {
     let free = row.free.saturating_sub(taken);
-    let fits = row.open && free >= wanted && now.since(row.heard) <= REPORT_AGE_MAX;
-    let wait = if fits { 0.0 } else { wait_hours(row, wanted, free, taken).max(waited) };
+    let fits =
+        row.open && free >= wanted && now.since(row.heard) <= REPORT_AGE_MAX && told.is_none_or(|h| h <= 0.0);
+    let wait = match told {
+        _ if fits => 0.0,
+        // A queue that keeps putting it off is not believed for ever either.
+        Some(hours) => hours.max(waited / 4.0),
+        None => wait_hours(row, wanted, free, taken).max(waited),
+    };
     let load = if row.total == 0 { 0.0 } else { 1.0 - free.min(row.total) as f64 / row.total as f64 };
     let fixed = row.base + w.of(Term::Load) * load;
     let start = w.of(Term::Start);
@@ -436,11 +472,21 @@ fn wait_hours(row: &Row, wanted: u64, free: u64, taken: u64) -> f64 {
     if !row.open {
         return CLOSED_ASSUMED.as_secs_f64() / 3_600.0 + run;
     }
+    if let Some(hours) = row.told.filter(|h| wanted == 0 && *h > 0.0) {
+        return hours;
+    }
     if wanted == 0 || row.total == 0 {
         return run * row.idle_hours.min(100.0);
     }
     let missing = wanted.saturating_add(row.queued).saturating_add(taken).saturating_sub(free).max(1);
-    run * missing as f64 / row.total as f64
+    match row.told {
+        // It knows its own runs: as much longer as more must come free than for a small job.
+        Some(hours) if hours > 0.0 => {
+            let small = row.queued.saturating_add(1).saturating_sub(row.free).max(1);
+            hours * (missing as f64 / small as f64).max(1.0)
+        }
+        _ => run * missing as f64 / row.total as f64,
+    }
 }
 
 /// The parts of a spec that decide where it may run and what that takes; the rest is as in every key.

@@ -129,7 +129,7 @@ fn codes(row: &Candidate) -> Vec<&str> {
 fn best(spec: &JobSpec, members: Vec<MemberView>) -> Vec<Pick> {
     let mut index = Index::default();
     index.update(&Arc::new(view(members)));
-    index.best(spec, &Ask { now: NOW, most: 8, salt: 0, waited: Span::ZERO })
+    index.best(spec, &Ask { now: NOW, most: 8, salt: 0, waited: Span::ZERO, told: &[] })
 }
 
 #[test]
@@ -255,7 +255,7 @@ fn fifteen_jobs_land_ten_and_five() {
     let spec = job("resources: {gpus: 1}");
     let mut landed: BTreeMap<String, u32> = BTreeMap::new();
     for i in 0..15u64 {
-        let ask = Ask { now: NOW + Span::millis(i), most: 2, salt: i + 1, waited: Span::ZERO };
+        let ask = Ask { now: NOW + Span::millis(i), most: 2, salt: i + 1, waited: Span::ZERO, told: &[] };
         let pick = index.best(&spec, &ask).remove(0);
         assert!(pick.fits_now, "{i}: {landed:?}");
         index.give(&pick.cluster, 1, ask.now);
@@ -263,7 +263,7 @@ fn fifteen_jobs_land_ten_and_five() {
     }
     assert_eq!(landed, [("a".to_owned(), 10), ("b".to_owned(), 5)].into());
     let full = |index: &mut Index, now| {
-        !index.best(&spec, &Ask { now, most: 1, salt: 0, waited: Span::ZERO })[0].fits_now
+        !index.best(&spec, &Ask { now, most: 1, salt: 0, waited: Span::ZERO, told: &[] })[0].fits_now
     };
     assert!(full(&mut index, NOW + Span::secs(1)), "the sixteenth waits");
     // A report that is not about the queue changes nothing; one that is says what is free now.
@@ -380,13 +380,37 @@ fn waiting_is_believed_no_longer_than_it_said() {
     let mut index = Index::default();
     index.update(&Arc::new(view(members)));
     let mut score = |waited: Span| {
-        let picks = index.best(&spec, &Ask { now: NOW, most: 2, salt: 0, waited });
+        let picks = index.best(&spec, &Ask { now: NOW, most: 2, salt: 0, waited, told: &[] });
         let of = |c: &str| picks.iter().find(|p| p.cluster.as_str() == c).map(|p| p.score).expect("a pick");
         of("home") < of("away")
     };
     assert!(score(Span::ZERO), "waiting is better");
     assert!(score(Span::secs(1_800)), "still, since the move takes longer than was waited");
     assert!(!score(Span::secs(4_000)), "now the move would have been done");
+}
+
+#[test]
+fn what_a_cluster_says_of_its_queue_is_believed() {
+    let members = |waits: u64| {
+        let mut busy = cluster("busy", vec![node("H100", 8, 1)], 0);
+        queue(&mut busy, |q| {
+            q.waits = [("H100".to_owned(), Span::secs(waits)), (String::new(), Span::secs(9))].into()
+        });
+        vec![busy]
+    };
+    let wait = |text: &str, waits: u64| {
+        let row = rows(&job(text), members(waits)).remove(0);
+        row.estimate.expect("an estimate").wait.as_millis().div_ceil(1_000)
+    };
+    assert_eq!(wait("resources: {gpus: 1}", 60), 60);
+    assert_eq!(wait("resources: {gpus: 4}", 60), 240, "four have to come free");
+    assert_eq!(wait("resources: {gpus: 1}", 0), 450, "nothing said: an hour's runs over eight GPUs");
+    // Of this very job: that counts before all.
+    let mut index = Index::default();
+    index.update(&Arc::new(view(members(60))));
+    let told = [(name("busy"), Span::secs(7))];
+    let row = super::explained(&mut index, &job("resources: {gpus: 4}"), NOW, &told).remove(0);
+    assert_eq!(row.estimate.map(|e| e.wait.as_millis().div_ceil(1_000)), Some(7));
 }
 
 #[test]
@@ -425,13 +449,13 @@ fn a_kept_index_says_what_a_fresh_one_says() {
         let mut fresh = Index::default();
         fresh.update(&shown);
         for spec in &specs {
-            let ask = Ask { now: NOW, most: 6, salt: step, waited: Span::ZERO };
+            let ask = Ask { now: NOW, most: 6, salt: step, waited: Span::ZERO, told: &[] };
             let (a, b) = (kept.best(spec, &ask), fresh.best(spec, &ask));
             assert_eq!(a, b, "step {step}");
             assert_eq!(kept.fits_somewhere(spec), fresh.fits_somewhere(spec));
             let plain = Ask { salt: 0, ..ask };
             let picks: Vec<PeerName> = kept.best(spec, &plain).into_iter().map(|p| p.cluster).collect();
-            let told = kept.explain(spec, NOW).into_iter().filter(|e| e.fits_ever);
+            let told = kept.explain(spec, NOW, &[]).into_iter().filter(|e| e.fits_ever);
             let reached = |e: &Explained| {
                 let m = &shown.members[&e.cluster];
                 m.liveness != Liveness::Lost && !m.draining
@@ -451,7 +475,7 @@ fn other_weights_count_at_once() {
     let mut index = Index::default();
     index.update(&Arc::new(view(vec![dear, busy])));
     let spec = job("resources: {gpus: 1}");
-    let ask = Ask { now: NOW, most: 1, salt: 0, waited: Span::ZERO };
+    let ask = Ask { now: NOW, most: 1, salt: 0, waited: Span::ZERO, told: &[] };
     assert_eq!(index.best(&spec, &ask)[0].cluster.as_str(), "cheap");
     let mut policies = Policies::default();
     policies.0[Policy::Balanced as usize] = Weights([0, 0, 0, 0, 0, 1_000]);
