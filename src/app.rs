@@ -1,6 +1,7 @@
 //! The sole place that wires the layers: a peer from its settings, and its orderly end.
 
 pub mod command;
+mod datasets;
 mod node;
 mod open;
 mod quarantine;
@@ -26,7 +27,7 @@ use crate::core::api::Pace;
 use crate::core::message::SPEAKS;
 use crate::core::{CoreConfig, Input, Now, Peer};
 use crate::model::gpu;
-use crate::model::report::{BuildReport, CapacityReport, Liveness};
+use crate::model::report::{BuildReport, CapacityReport, Inventory, Liveness};
 use crate::runtime::driver::{self, DriverParts};
 use crate::runtime::gossip::Facet;
 use crate::runtime::gossip::GossipConfig;
@@ -36,6 +37,7 @@ use crate::runtime::store::StoreError;
 use crate::runtime::tokens::{IssuerParts, TokenBook, TokenIssuer};
 use crate::surface::serve::{self, ApiListeners};
 use crate::transport::Net;
+use datasets::measure;
 
 /// Why a peer did not start or did not go on. What is on disk is as it was last synced.
 #[derive(Debug, thiserror::Error)]
@@ -150,6 +152,7 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
         nodes: nodes.clone(),
         schedule,
         runs_images: found.container_runtime.is_some(),
+        policies: settings.policies.clone(),
         pace: Pace::default(),
         seed,
     };
@@ -181,9 +184,13 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
         pue_milli: settings.pue_milli,
         nodes,
         container_runtime: found.container_runtime,
+        terms: settings.terms.clone(),
     };
     let build = BuildReport { version: env!("CARGO_PKG_VERSION").into(), wire: SPEAKS };
-    for facet in [Facet::Capacity(capacity), Facet::Build(build)] {
+    let data = Inventory::of(measure(&settings.datasets).await);
+    let images = Inventory::of(settings.images.iter().cloned());
+    let facets = [Facet::Capacity(capacity), Facet::Build(build), Facet::Data(data), Facet::Images(images)];
+    for facet in facets {
         if let Err(error) = mesh.publish(facet) {
             tracing::error!("cannot report: {error}");
         }
@@ -265,6 +272,8 @@ fn backend(settings: &Settings, name: &crate::base::PeerName) -> anyhow::Result<
     config.notice = settings.notice;
     config.attempts_kept = settings.attempts_kept;
     config.container_runtime.clone_from(&settings.container_runtime);
+    let places = settings.datasets.iter().filter_map(|d| Some((d.name.clone(), d.path.clone()?)));
+    config.datasets = places.collect();
     config.canonical_gpu = |name: &str, memory: Bytes| gpu::canonical_measured(name, memory).ok();
     Ok(LocalBackend::new(config)?)
 }

@@ -50,6 +50,7 @@ impl Homes {
             nodes: Vec::new(),
             schedule: Default::default(),
             runs_images: false,
+            policies: Default::default(),
             pace: Pace::default(),
             seed: 1,
         };

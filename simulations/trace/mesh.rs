@@ -147,6 +147,7 @@ impl Sim<'_> {
             nodes: shapes::nodes(&self.trace.sites[i]),
             schedule: Default::default(),
             runs_images: false,
+            policies: Default::default(),
             pace: Pace {
                 claim_every_max: Span::secs(300),
                 claim_for: Span::secs(900),

@@ -188,6 +188,7 @@ impl World {
             nodes: shapes::nodes(),
             schedule: Default::default(),
             runs_images: false,
+            policies: Default::default(),
             pace: Pace::default(),
             seed,
         };

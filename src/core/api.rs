@@ -12,6 +12,7 @@ pub use super::client_api::{
 use super::message::Message;
 use crate::base::{ContactId, Epoch, Instant, JobId, PeerName, Span, StoreId, WallTime};
 use crate::model::Outcome;
+use crate::model::policy::Policies;
 use crate::model::report::{ContactReport, NodeCapacity, QueueReport, View};
 use crate::model::spec::JobSpec;
 
@@ -61,6 +62,8 @@ pub struct CoreConfig {
     pub schedule: super::schedule::Config,
     /// This cluster runs container images.
     pub runs_images: bool,
+    /// What the placement policies weigh.
+    pub policies: Policies,
     /// How often what nobody waits for is looked at.
     pub pace: Pace,
     /// Seeds the core's random stream.
@@ -179,6 +182,8 @@ pub enum Input {
     DiskFull(bool),
     /// The operator drains or undrains this cluster.
     Drain(bool),
+    /// Other weights of the placement policies, from now on.
+    Policies(Box<Policies>),
 }
 
 /// Something to do, in order. Whatever is `durable` leaves only when every write before it is on disk.

@@ -96,9 +96,7 @@ impl Peer {
                 self.reply(token, ClientResponse::Jobs(jobs));
             }
             ClientRequest::WhySpec { spec } => {
-                let clusters = placement::candidates(&spec, &self.view, &BTreeMap::new(), self.now.mono);
-                let summary = summarize(&clusters);
-                let report = WhyReport { summary, state: None, owner: None, clusters };
+                let report = self.why_spec(&spec);
                 self.reply(token, ClientResponse::Why(Box::new(report)));
             }
             ClientRequest::Inspect => {
@@ -120,7 +118,9 @@ impl Peer {
         if let Some(known) =
             key.as_ref().and_then(|k| self.clients.keys.get(&(spec.tenant.clone(), k.clone())))
         {
-            let (record, same) = (known.record.clone(), known.spec_hash == hash);
+            // The specs are compared too: a later version hashes one with more fields.
+            let same = known.spec_hash == hash || known.record.spec == spec;
+            let record = known.record.clone();
             let job = record.id();
             if !same {
                 return self.reply_error(token, ClientError::KeyReused(job));
@@ -160,7 +160,7 @@ impl Peer {
     }
 
     /// A job that fits nowhere ever is refused at once; one that fits nowhere now waits.
-    fn can_take(&self, spec: &JobSpec) -> Result<(), ClientError> {
+    fn can_take(&mut self, spec: &JobSpec) -> Result<(), ClientError> {
         if self.disk_full {
             return Err(ClientError::DiskFull);
         }
@@ -168,17 +168,18 @@ impl Peer {
         if held >= self.cfg.jobs_max {
             return Err(ClientError::TooMany(self.cfg.jobs_max));
         }
-        let rows = placement::candidates(spec, &self.view, &BTreeMap::new(), self.now.mono);
-        if rows.iter().any(|c| c.fits_ever) || rows.is_empty() {
+        if !spec.groups.list.is_empty() {
+            return Err(ClientError::GroupsNotRun);
+        }
+        self.placer.update(&self.view);
+        if self.placer.fits_somewhere(spec) {
             return Ok(());
         }
+        let rows = placement::explained(&mut self.placer, spec, self.now.mono, &[]);
         // Sorted by distance: the first that is no witness is the nearest.
         let nearest = rows.iter().find(|c| self.view.members.get(&c.cluster).is_none_or(|m| !m.witness));
-        let nearest = nearest.unwrap_or(&rows[0]);
-        Err(ClientError::FitsNowhere {
-            nearest: nearest.cluster.to_string(),
-            missing: nearest.reasons.join("; "),
-        })
+        let Some(nearest) = nearest.or(rows.first()) else { return Ok(()) };
+        Err(ClientError::FitsNowhere { nearest: nearest.cluster.to_string(), missing: nearest.words() })
     }
 
     fn remember_key(&mut self, key: String, record: &JobRecord, spec_hash: [u8; 32]) {
@@ -399,8 +400,23 @@ impl Peer {
         self.out.push(Output::Flash(super::api::Flash::Look { job }));
     }
 
-    pub(super) fn why(&self, record: &JobRecord) -> WhyReport {
-        let mut clusters = placement::candidates(&record.spec, &self.view, &BTreeMap::new(), self.now.mono);
+    /// The same for a job that was not submitted; of its groups a plan.
+    fn why_spec(&mut self, spec: &JobSpec) -> WhyReport {
+        self.placer.update(&self.view);
+        let clusters = placement::explained(&mut self.placer, spec, self.now.mono, &[]);
+        let groups = (!spec.groups.list.is_empty()).then(|| self.placer.plan_groups(spec));
+        let summary = match &groups {
+            None => summarize(&clusters),
+            Some(plan) => plan.summary(),
+        };
+        let policy = self.placer.weights_of(spec);
+        WhyReport { summary, state: None, owner: None, policy, groups, clusters }
+    }
+
+    pub(super) fn why(&mut self, record: &JobRecord) -> WhyReport {
+        self.placer.update(&self.view);
+        let told = self.told(&record.id());
+        let mut clusters = placement::explained(&mut self.placer, &record.spec, self.now.mono, &told);
         self.note_claims(record, &mut clusters);
         let owner = self.owner_of(record);
         let summary = match (&record.placement, record.state) {
@@ -411,21 +427,8 @@ impl Peer {
             (Some(placement), _) => format!("runs at {} as epoch {}", placement.cluster, record.epoch),
             (None, _) => format!("pending ({}): {}", record.reason, summarize(&clusters)),
         };
-        WhyReport { summary, state: Some(record.state), owner, clusters }
-    }
-
-    fn note_claims(&self, record: &JobRecord, clusters: &mut [Candidate]) {
-        let claims = self.claims_of(&record.id());
-        for row in clusters {
-            if let Some((ahead, refused)) = claims.get(&row.cluster) {
-                row.claim = *ahead;
-                match (refused, ahead) {
-                    (Some(why), _) => row.reasons.push(format!("refused the claim: {why}")),
-                    (None, Some(n)) => row.reasons.push(format!("a claim stands there, {n} ahead of it")),
-                    (None, None) => row.reasons.push("a claim was sent there, no answer yet".into()),
-                }
-            }
-        }
+        let policy = self.placer.weights_of(&record.spec);
+        WhyReport { summary, state: Some(record.state), owner, policy, groups: None, clusters }
     }
 
     /// A home that missed a write: puts the present value on all homes again.
@@ -445,12 +448,12 @@ fn summarize(clusters: &[Candidate]) -> String {
     match (clusters.first(), now, ever) {
         (None, ..) => "no cluster is known yet".into(),
         (Some(first), 0, 0) => {
-            format!("fits nowhere; nearest is {}: {}", first.cluster, first.reasons.join("; "))
+            format!("fits nowhere; nearest is {}: {}", first.cluster, first.words())
         }
         (Some(first), 0, n) => format!(
             "{n} clusters could run it, none now; first in line is {}: {}",
             first.cluster,
-            first.reasons.join("; ")
+            first.words()
         ),
         (Some(first), n, _) => format!("{n} clusters could start it now, best is {}", first.cluster),
     }

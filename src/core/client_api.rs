@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use super::placement::groups::GroupPlan;
+use super::placement::{Estimate, Reason};
 use crate::base::{ContactId, Epoch, Home, JobId, PeerName, Span, WallTime};
 use crate::model::spec::JobSpec;
 use crate::model::{JobRecord, JobState};
@@ -182,6 +184,11 @@ pub enum ClientError {
         /// Needed.
         needed: usize,
     },
+    /// Task groups are planned by a dry run, and not run by this version. Nothing was stored.
+    #[error(
+        "a job with groups is planned by submit --dry-run only; this version does not run one: submit each group as a job of its own"
+    )]
+    GroupsNotRun,
     /// The idempotency key was used for another spec.
     #[error("the idempotency key was used for another job ({0})")]
     KeyReused(JobId),
@@ -196,6 +203,10 @@ pub struct WhyReport {
     pub state: Option<JobState>,
     /// The peer that drives it.
     pub owner: Option<PeerName>,
+    /// The weights that were used, by term.
+    pub policy: BTreeMap<String, f64>,
+    /// Where the job's groups would go, for a job that has groups.
+    pub groups: Option<GroupPlan>,
     /// One row per cluster, best first.
     pub clusters: Vec<Candidate>,
 }
@@ -209,16 +220,25 @@ pub struct Candidate {
     pub fits_ever: bool,
     /// It could start it now, as far as is known here.
     pub fits_now: bool,
-    /// Reasons against, in words and numbers; empty when it fits now.
-    pub reasons: Vec<String>,
+    /// Reasons against, and what its claim's cluster said; empty when it fits now and no claim stands.
+    pub reasons: Vec<Reason>,
     /// Lower is better; none where it cannot ever run.
     pub score: Option<f64>,
-    /// The score's terms by name.
+    /// The score's weighed terms by name; they add up to it.
     pub terms: BTreeMap<String, f64>,
+    /// What it would take, none where it cannot ever run.
+    pub estimate: Option<Estimate>,
     /// A claim stands there: place in that queue if it said so.
     pub claim: Option<u32>,
     /// How old the figures are.
     pub report_age: Option<Span>,
+}
+
+impl Candidate {
+    /// The reasons in words.
+    pub fn words(&self) -> String {
+        self.reasons.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+    }
 }
 
 /// A peer's insides, for the surface and tests.

@@ -13,11 +13,13 @@ use super::executor::Executor;
 use super::message::{Message, Prospects, RecordKey, SPEAKS, Terms};
 use super::owner::Owner;
 use super::past::Past;
+use super::placement::Index;
 use super::propose::Proposer;
 use super::rehome::Keeper;
 use super::ring::Ring;
 use super::watch::Watch;
 use crate::base::{Home, Instant, JobId, PeerName, Rng, Span};
+use crate::model::policy::Policies;
 use crate::model::report::{Liveness, View};
 
 /// What wakes the core.
@@ -67,6 +69,7 @@ pub struct Peer {
     pub(super) disk_full: bool,
     pub(super) draining: bool,
     pub(super) watch: Watch,
+    pub(super) placer: Index,
     counters: BTreeMap<&'static str, u64>,
 }
 
@@ -96,6 +99,7 @@ impl Peer {
             disk_full: false,
             draining: false,
             watch: Watch::default(),
+            placer: Index::new(cfg.policies.clone()),
             counters: BTreeMap::new(),
             cfg,
         };
@@ -149,6 +153,7 @@ impl Peer {
                 self.queue_changed();
             }
             Input::Drain(draining) => self.on_drain(draining),
+            Input::Policies(policies) => self.on_policies(*policies),
         }
         self.run_timers();
         self.flush_report();
@@ -260,6 +265,16 @@ impl Peer {
             self.note_disks_of_absent();
         }
         self.clients_retry_locates();
+    }
+
+    /// Other weights: the record of it says what they changed.
+    fn on_policies(&mut self, policies: Policies) {
+        let changes = policies.changes(self.placer.policies());
+        self.placer.set_policies(policies);
+        self.count("policies_set");
+        let what = if changes.is_empty() { "nothing".into() } else { changes.join(", ") };
+        self.event("placement.weights", None, format!("changed: {what}"));
+        self.drive_all();
     }
 
     fn on_flash(&mut self, flash: &Flash) {

@@ -29,6 +29,7 @@ pub fn config(peer: &str, store: StoreId) -> CoreConfig {
         nodes: Vec::new(),
         schedule: Default::default(),
         runs_images: false,
+        policies: Default::default(),
         pace: Pace::default(),
         seed: 1,
     }
