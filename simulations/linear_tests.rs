@@ -99,6 +99,8 @@ fn record() -> JobRecord {
         retries: 0,
         on_lost_contact: OnLostContact { grace: Some(Span::secs(9)), then: Then::Restart },
         placement: PlacementSpec::default(),
+        array: None,
+        after: vec![],
     };
     JobRecord::new(birth, spec, TraceId::default(), WallTime(1))
 }

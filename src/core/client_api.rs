@@ -4,8 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use super::tenants::TenantReport;
 use crate::base::{ContactId, Epoch, Home, JobId, PeerName, Span};
 use crate::model::spec::JobSpec;
+use crate::model::tenant::LimitsPatch;
 use crate::model::{JobRecord, JobState};
 
 /// What a user may ask of the core. Everything else (logs, metrics) is the surface's.
@@ -79,6 +81,27 @@ pub enum ClientRequest {
         /// The spec.
         spec: Box<JobSpec>,
     },
+    /// Set a tenant's limits, or end them.
+    TenantSet {
+        /// Which.
+        tenant: String,
+        /// What to change; none ends the limits.
+        patch: Option<Box<LimitsPatch>>,
+    },
+    /// Read a tenant's ledger through its register.
+    TenantGet {
+        /// Which.
+        tenant: String,
+    },
+    /// Every tenant that has a ledger, as this peer knows it.
+    Tenants,
+    /// An operator says that a cluster is gone for good and what ran there has stopped: take its share back.
+    TenantReclaim {
+        /// Which tenant.
+        tenant: String,
+        /// Which cluster.
+        cluster: PeerName,
+    },
     /// Attempts at this cluster, claims in its queue in order, contacts, register counters.
     Inspect,
 }
@@ -88,6 +111,8 @@ pub enum ClientRequest {
 pub struct JobFilter {
     /// Only ids that start with this text.
     pub prefix: Option<String>,
+    /// Only jobs of this array; none leaves jobs of arrays out, unless they are looked for by their ids.
+    pub array: Option<JobId>,
     /// Only of this tenant.
     pub tenant: Option<String>,
     /// Only in these states; empty means all.
@@ -119,6 +144,10 @@ pub enum ClientResponse {
     },
     /// The checkpoint is published.
     Published,
+    /// A tenant.
+    Tenant(Box<TenantReport>),
+    /// All tenants that have ledgers.
+    Tenants(Vec<TenantReport>),
     /// One row per cluster.
     Why(Box<WhyReport>),
     /// This peer's insides.
@@ -176,6 +205,15 @@ pub enum ClientError {
         /// Needed.
         needed: usize,
     },
+    /// The tenant's limits never let it run.
+    #[error("{0}")]
+    OverQuota(String),
+    /// No ledger of this tenant is known here: nothing limits it.
+    #[error("tenant {0} has no limits")]
+    NoSuchTenant(String),
+    /// That cluster holds no share.
+    #[error("{1} holds no share of tenant {0}")]
+    NoShare(String, PeerName),
     /// The idempotency key was used for another spec.
     #[error("the idempotency key was used for another job ({0})")]
     KeyReused(JobId),

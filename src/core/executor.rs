@@ -6,6 +6,7 @@
 // tidy: long because admission, attempts and their ends change the same rows in one step
 
 mod queue;
+mod quota;
 mod rebind;
 
 use std::cmp::Reverse;
@@ -93,6 +94,8 @@ struct Waiting {
 #[derive(Debug, Clone)]
 struct Granted {
     epoch: Epoch,
+    tenant: String,
+    amount: crate::model::tenant::Amount,
     shares: Vec<NodeShare>,
     need: Resources,
     until: Instant,
@@ -325,7 +328,7 @@ impl Peer {
         } else if shares.is_none() {
             Some("its capacity was given to others".into())
         } else {
-            None
+            self.quota_refuses(spec, binding)
         };
         let shares = shares.unwrap_or_default();
         let row = Row {
@@ -470,6 +473,7 @@ impl Peer {
         let (shares, need) = (attempt.row.shares.clone(), attempt.row.spec.resources.clone());
         self.exec.books.give(&shares, &need);
         self.exec.report_dirty = true;
+        self.quota_counts(&key);
         self.event("attempt.ended", Some(key.job), text);
         self.save(key);
         self.attempt_again(key);

@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::base::{ContactId, Epoch, Home, JobId, PeerName, Span, StoreId};
+use super::tenants::Card;
+use crate::base::{ContactId, Epoch, Home, JobId, LedgerId, PeerName, Span, StoreId};
 use crate::model::record::Birth;
 
 /// Which register.
@@ -12,6 +13,8 @@ pub enum RecordKey {
     Job(JobId),
     /// A cluster's contact record.
     Contact(ContactId),
+    /// A tenant's ledger.
+    Ledger(LedgerId),
 }
 
 /// Orders proposals. Two proposers never share one: it names the proposer and its boot.
@@ -40,6 +43,8 @@ pub enum Origin {
     Job(Birth),
     /// A contact record: cluster, series, homes; certified by its id.
     Contact(PeerName, u64, Vec<Home>),
+    /// A tenant's ledger: tenant, homes; certified by its id.
+    Ledger(String, Vec<Home>),
 }
 
 /// A message between cores.
@@ -111,6 +116,19 @@ pub enum Message {
         generation: u32,
         /// and who holds it.
         homes: Vec<Home>,
+    },
+    /// These tenants have ledgers. Sent only where there are some.
+    Tenants(Vec<Card>),
+    /// A claim for a job of a tenant that has a ledger: who grants it must know of that.
+    TenantClaim(Box<(Card, Claim)>),
+    /// Cluster to owner: why a claim that stands is not granted yet.
+    ClaimWaits {
+        /// Which job.
+        job: JobId,
+        /// For this epoch.
+        epoch: Epoch,
+        /// In words and numbers; empty when it no longer holds.
+        why: String,
     },
 }
 

@@ -5,6 +5,7 @@
 
 pub mod acceptor;
 pub mod api;
+mod arrays;
 pub mod books;
 pub mod client;
 mod client_api;
@@ -22,6 +23,7 @@ mod register_tests;
 mod rehome;
 pub mod ring;
 mod rows;
+pub mod tenants;
 pub mod value;
 mod watch;
 

@@ -7,6 +7,7 @@ use super::acceptor::{Acceptor, ValueError};
 use super::api::{
     BackendCommand, CoreConfig, DiskImage, Event, Flash, Input, InspectReport, Now, Output, Table, Write,
 };
+use super::arrays::Arrays;
 use super::client::Clients;
 use super::contact::Contacts;
 use super::executor::Executor;
@@ -15,6 +16,7 @@ use super::owner::Owner;
 use super::propose::Proposer;
 use super::rehome::Keeper;
 use super::ring::Ring;
+use super::tenants::Tenants;
 use super::watch::Watch;
 use crate::base::{Home, Instant, JobId, PeerName, Rng, Span};
 use crate::model::report::{Liveness, View};
@@ -58,6 +60,8 @@ pub struct Peer {
     pub(super) contacts: Contacts,
     pub(super) clients: Clients,
     pub(super) keeper: Keeper,
+    pub(super) tenants: Tenants,
+    pub(super) arrays: Arrays,
     pub(super) view: Arc<View>,
     pub(super) ring: Ring,
     pub(super) disk_full: bool,
@@ -84,6 +88,8 @@ impl Peer {
             contacts: Contacts::recover(rows(Table::Meta))?,
             clients: Clients::recover(rows(Table::Meta))?,
             keeper: Keeper::default(),
+            tenants: Tenants::recover(rows(Table::Meta))?,
+            arrays: Arrays::default(),
             view: Arc::default(),
             ring: Ring::default(),
             disk_full: false,
@@ -142,6 +148,7 @@ impl Peer {
             Input::Drain(draining) => self.on_drain(draining),
         }
         self.run_timers();
+        self.flush_quota();
         self.flush_report();
         std::mem::take(&mut self.out)
     }
@@ -217,6 +224,13 @@ impl Peer {
                 self.on_claim_state(&from, job, epoch, ahead, refused);
             }
             Message::Look { birth } => self.on_look(birth),
+            Message::Tenants(cards) => self.on_tenants(&cards),
+            Message::TenantClaim(claim) => {
+                let (card, claim) = *claim;
+                self.learn_card(&card);
+                self.on_claim(from, claim);
+            }
+            Message::ClaimWaits { job, epoch, why } => self.on_claim_waits(from, job, epoch, why),
         }
     }
 

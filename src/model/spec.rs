@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::array::{After, ArraySpec};
 use crate::base::{Bytes, MilliCpu, PeerName, Span};
 
 /// Limits that a spec must keep; `spec_input` refuses what exceeds them, naming the field.
@@ -66,6 +67,12 @@ pub struct JobSpec {
     pub on_lost_contact: OnLostContact,
     /// Where it may run.
     pub placement: PlacementSpec,
+    /// Many jobs from one.
+    #[serde(default)]
+    pub array: Option<ArraySpec>,
+    /// Starts only when these have ended so; at most `array::AFTER_MAX`.
+    #[serde(default)]
+    pub after: Vec<After>,
 }
 
 /// What one node of the job needs.

@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 
 use super::*;
 use crate::model::report::{Liveness, QueueReport};
+use crate::model::tenant::Amount;
 
 /// A claim that was not repeated for this long is dropped.
 const CLAIM_FOR: Span = Span::secs(60);
@@ -101,6 +102,7 @@ impl Peer {
 
     pub(in crate::core) fn on_queue_timer(&mut self) {
         self.timer_in(QUEUE_EVERY, Timer::Queue);
+        self.tend_shares();
         self.drop_old_claims();
     }
 
@@ -129,6 +131,7 @@ impl Peer {
     /// Grants what fits, in order. Small jobs pass a head that does not fit, until it has waited so long
     /// that it would starve.
     pub(in crate::core) fn queue_changed(&mut self) {
+        self.quota_pass(true);
         if self.closed_for().is_some() || self.contact_fresh().is_none() {
             return;
         }
@@ -153,6 +156,7 @@ impl Peer {
     /// One claim more, and nothing freed: only that one can be granted now, unless it would pass a head that
     /// has waited too long.
     pub(super) fn queue_joined(&mut self, job: JobId) {
+        self.quota_pass(false);
         if self.closed_for().is_some() || self.contact_fresh().is_none() {
             return;
         }
@@ -174,9 +178,14 @@ impl Peer {
         }
         let need = waiting.claim.resources.clone();
         let shares = self.exec.books.fit(waiting.claim.nodes, &need)?;
+        let (epoch, tenant) = (waiting.claim.epoch, waiting.claim.birth.tenant.clone());
+        let amount = Amount::of(waiting.claim.nodes, &need, waiting.claim.max_runtime);
+        if !self.quota_lets_job(job) {
+            return None;
+        }
         self.exec.books.take(&shares, &need);
         let until = self.now.mono + self.cfg.grant_for;
-        Some(Granted { epoch: waiting.claim.epoch, shares, need, until })
+        Some(Granted { epoch, tenant, amount, shares, need, until })
     }
 
     /// What a grant to an owner out of reach would hold is better given to others.

@@ -12,14 +12,11 @@ enum Shape {
     Words,
     Flag,
     Number,
-    Index,
 }
 
 const SHAPES: &[(&str, Shape, &str)] = &[
     ("groups", Shape::MapList, "must be a list of task groups, each a mapping"),
     ("traffic", Shape::Map, "must be a mapping"),
-    ("array", Shape::Index, "must be a count or an index list such as 0-99"),
-    ("after", Shape::Words, "must be a job id or a list of them"),
     ("preemptible", Shape::Flag, "must be true or false"),
     ("reservation", Shape::Words, "must be a reservation's name"),
     ("quota", Shape::Words, "must be a quota's name"),
@@ -37,11 +34,8 @@ fn has_shape(value: &Value, shape: Shape) -> bool {
         (Shape::MapList, Value::List(items)) => items.iter().all(|n| matches!(n.value, Value::Map(_))),
         (Shape::Words, Value::List(items)) => !items.is_empty() && items.iter().all(|n| text(&n.value)),
         (Shape::Words, value) => text(value),
-        (Shape::Number | Shape::Index, Value::Int(n)) => (0..=1_000_000).contains(n),
+        (Shape::Number, Value::Int(n)) => (0..=1_000_000).contains(n),
         (Shape::Number, Value::Float(x)) => (0.0..=1e6).contains(x),
-        (Shape::Index, Value::Text(t)) => {
-            !t.is_empty() && t.chars().all(|c| c.is_ascii_digit() || "-,:%".contains(c))
-        }
         _ => false,
     }
 }

@@ -220,9 +220,6 @@ fn what_comes_later_is_refused_never_ignored() {
     for (key, value, bad) in [
         ("groups", "[{name: a}]", "3"),
         ("traffic", "{to: b}", "x"),
-        ("array", "0-99", "{}"),
-        ("array", "100", "-1"),
-        ("after", "[abc]", "[]"),
         ("preemptible", "false", "maybe"),
         ("reservation", "r1", "7"),
         ("quota", "q1", "7"),
@@ -419,6 +416,8 @@ fn spec() -> impl Strategy<Value = JobSpec> {
             data,
             retries,
             placement,
+            array: None,
+            after: Vec::new(),
         },
     )
 }

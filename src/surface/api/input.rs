@@ -12,6 +12,7 @@ use super::limits::BODY_BYTES_MAX;
 use super::{ApiError, ApiResult};
 use crate::base::{PeerName, Span};
 use crate::model::JobSpec;
+use crate::model::array::On;
 use crate::model::spec::limits::DOCUMENT_BYTES_MAX;
 use crate::model::spec_input::SpecDefaults;
 use crate::surface::seams;
@@ -114,6 +115,8 @@ pub struct Submission {
     pub spec: JobSpec,
     /// Its idempotency key.
     pub key: Option<String>,
+    /// Jobs that it waits for, as written.
+    pub after: Vec<(String, On)>,
 }
 
 #[derive(Deserialize)]
@@ -150,7 +153,7 @@ pub fn submission(headers: &HeaderMap, body: &Bytes, defaults: &SpecDefaults) ->
     {
         return Err(ApiError::BadRequest(format!("key: not 1 to {KEY_BYTES_MAX} visible ASCII characters")));
     }
-    Ok(Submission { spec: parsed.spec, key })
+    Ok(Submission { spec: parsed.spec, key, after: parsed.after })
 }
 
 /// A JSON object with `spec` in it is an envelope; every other text is the spec itself.

@@ -19,6 +19,7 @@ use crate::base::{Epoch, JobId, PeerName, Span};
 use crate::core::api::JobFilter;
 use crate::core::{ClientRequest, ClientResponse};
 use crate::model::JobRecord;
+use crate::model::array::After;
 use crate::model::report::{Liveness, View};
 use crate::surface::documents::*;
 
@@ -44,7 +45,13 @@ pub async fn submit(
     body: Bounded,
 ) -> ApiResult<Response> {
     let submission = input::submission(&headers, &body.0, &api.handle.spec_defaults())?;
-    let spec = Box::new(submission.spec);
+    let mut spec = Box::new(submission.spec);
+    for (text, on) in submission.after {
+        // It must be there, so nothing can wait for itself, nor in a circle.
+        let job = resolve::resolve(&api, &text).await?;
+        let birth = resolve::get(&api, job).await?.birth;
+        spec.after.push(After { birth, on });
+    }
     if query.dry_run {
         let ClientResponse::Why(why) = api.call(ClientRequest::WhySpec { spec }).await? else {
             return Err(ApiError::Internal("why"));
@@ -87,6 +94,7 @@ pub struct ListQuery {
     state: Option<String>,
     prefix: Option<String>,
     limit: Option<usize>,
+    array: Option<String>,
 }
 
 impl ListQuery {
@@ -102,7 +110,10 @@ impl ListQuery {
             }
         }
         let states = self.state.as_deref().map(resolve::states).transpose()?.unwrap_or_else(BTreeSet::new);
+        let array = self.array.as_deref().map(str::parse).transpose();
+        let array = array.map_err(|_| ApiError::BadRequest("array: not a job id".into()))?;
         Ok(JobFilter {
+            array,
             prefix: self.prefix.map(|p| p.to_ascii_lowercase()),
             tenant: self.tenant,
             states,
@@ -113,7 +124,11 @@ impl ListQuery {
 
 /// `GET /v1/jobs`
 pub async fn list(State(api): State<Api>, Q(query): Q<ListQuery>) -> ApiResult<Json<JobList>> {
-    resolve::list(&api, &query.filter()?).await.map(Json)
+    let array = match &query.array {
+        Some(text) => Some(resolve::resolve(&api, text).await?.to_string()),
+        None => None,
+    };
+    resolve::list(&api, &ListQuery { array, ..query }.filter()?).await.map(Json)
 }
 
 /// `GET /v1/jobs/{id}`

@@ -21,7 +21,7 @@ const POLL_SECS: u64 = 30;
 /// `starling jobs`
 pub async fn list(asking: &Asking, args: JobsArgs) -> CommandResult {
     let mut path = format!("/v1/jobs?limit={}", args.limit);
-    for (name, value) in [("tenant", &args.tenant), ("state", &args.states)] {
+    for (name, value) in [("tenant", &args.tenant), ("state", &args.states), ("array", &args.array)] {
         if let Some(value) = value {
             path.push_str(&format!("&{name}={}", escape(value)));
         }
@@ -79,6 +79,18 @@ fn job_text(asking: &Asking, job: &JobDocument) -> String {
         ("submitted", age(job.submitted_at_ms)),
         ("homes", homes.join(", ")),
     ];
+    rows.extend(job.array.as_ref().map(|a| {
+        let text = format!(
+            "{} jobs {}: {} under way, {} succeeded, {} failed, {} cancelled",
+            a.size, a.indices, a.under_way, a.succeeded, a.failed, a.cancelled
+        );
+        ("array", text)
+    }));
+    rows.extend(job.array_of.as_ref().map(|of| ("array", format!("job {} of {}", of.index, of.id.short()))));
+    rows.extend(job.after.iter().map(|a| {
+        let met = if a.met { "it did" } else { "not yet" };
+        ("after", format!("{} ends as {}: {met}", a.id.short(), a.on))
+    }));
     rows.extend(job.finished_at_ms.map(|at| ("finished", age(at))));
     rows.extend(job.cancelled_by.as_ref().map(|by| ("cancel", format!("asked by {}", plain(by)))));
     rows.extend(
