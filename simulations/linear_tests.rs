@@ -101,6 +101,7 @@ fn record() -> JobRecord {
         placement: PlacementSpec::default(),
         array: None,
         after: vec![],
+        preemptible: None,
     };
     JobRecord::new(birth, spec, TraceId::default(), WallTime(1))
 }

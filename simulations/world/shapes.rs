@@ -59,5 +59,6 @@ pub fn spec(name: &str, gpus: u32, grace: Span) -> JobSpec {
         placement: PlacementSpec::default(),
         array: None,
         after: vec![],
+        preemptible: None,
     }
 }

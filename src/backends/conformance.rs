@@ -55,6 +55,7 @@ pub fn spec(run: Run) -> JobSpec {
         placement: PlacementSpec::default(),
         array: None,
         after: vec![],
+        preemptible: None,
     }
 }
 

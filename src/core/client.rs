@@ -463,7 +463,8 @@ impl Peer {
         for row in clusters {
             if let Some((ahead, refused)) = claims.get(&row.cluster) {
                 row.claim = *ahead;
-                row.reasons.extend(self.quota_waits(&record.id(), &row.cluster, record.epoch.next()));
+                let said = self.prospects_of(&record.id(), &row.cluster);
+                row.reasons.extend(said.map(|p| p.waits).filter(|waits| !waits.is_empty()));
                 match (refused, ahead) {
                     (Some(why), _) => row.reasons.push(format!("refused the claim: {why}")),
                     (None, Some(n)) => row.reasons.push(format!("a claim stands there, {n} ahead of it")),

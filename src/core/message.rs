@@ -6,6 +6,11 @@ use super::tenants::Card;
 use crate::base::{ContactId, Epoch, Home, JobId, LedgerId, PeerName, Span, StoreId};
 use crate::model::record::Birth;
 
+/// The newest of these messages that this peer reads; gossiped as `build.wire`. Frames still begin with the version of
+/// `transport::codec`. From 0x5302 on `ClaimWith` and `ClaimStateWith` are read, from 0x5303 on `Tenants`; others are
+/// sent the plain forms. See docs/decisions/messages-that-grow.md.
+pub const SPEAKS: u16 = 0x5303;
+
 /// Which register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum RecordKey {
@@ -117,19 +122,80 @@ pub enum Message {
         /// and who holds it.
         homes: Vec<Home>,
     },
-    /// These tenants have ledgers. Sent only where there are some.
-    Tenants(Vec<Card>),
-    /// A claim for a job of a tenant that has a ledger: who grants it must know of that.
-    TenantClaim(Box<(Card, Claim)>),
-    /// Cluster to owner: why a claim that stands is not granted yet.
-    ClaimWaits {
+    /// `Claim` to a peer that reads more of it.
+    ClaimWith {
+        /// As before.
+        claim: Box<Claim>,
+        /// The rest.
+        #[serde(with = "named")]
+        terms: Terms,
+    },
+    /// `ClaimState` to a peer that reads more of it.
+    ClaimStateWith {
         /// Which job.
         job: JobId,
         /// For this epoch.
         epoch: Epoch,
-        /// In words and numbers; empty when it no longer holds.
-        why: String,
+        /// Place in the queue, from 0.
+        ahead: u32,
+        /// Set when it will not be granted: why.
+        refused: Option<String>,
+        /// The rest.
+        #[serde(with = "named")]
+        prospects: Prospects,
     },
+    /// These tenants have ledgers. Sent only where there are some, to peers that read it.
+    Tenants(Vec<Card>),
+}
+
+/// What a claim says beside what the plain form does. Its fields travel by name: more may be added, each with a
+/// default.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Terms {
+    /// May be sent away for a higher priority.
+    pub preemptible: bool,
+    /// This cluster, and no other, may send others away for it.
+    pub token: bool,
+    /// How long the job has waited in all, so that its age survives a change of owner.
+    pub waited: Span,
+    /// What the owner knows of the tenant's ledger: whoever grants the claim must know of it.
+    pub card: Option<Box<Card>>,
+}
+
+/// What a cluster says of a waiting claim beside its place. Fields travel by name, as in `Terms`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Prospects {
+    /// How long until it starts, if that can be known.
+    pub starts_in: Option<Span>,
+    /// Jobs that are first in line, at most three.
+    pub front: Vec<JobId>,
+    /// How many attempts would have to go so that it starts; none where that would not help or is not known.
+    pub victims: Option<u32>,
+    /// Why it is not granted although there may be room: the tenant's limits; empty where they allow it.
+    pub waits: String,
+}
+
+/// A value inside a positional message whose fields have names: bytes of JSON, bounded.
+mod named {
+    use serde::de::{DeserializeOwned, Error as _};
+    use serde::ser::Error as _;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    const BYTES_MAX: usize = 16_384;
+
+    pub fn serialize<T: Serialize, S: Serializer>(value: &T, out: S) -> Result<S::Ok, S::Error> {
+        serde_json::to_vec(value).map_err(S::Error::custom)?.serialize(out)
+    }
+
+    pub fn deserialize<'de, T: DeserializeOwned, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
+        let bytes = Vec::<u8>::deserialize(from)?;
+        if bytes.len() > BYTES_MAX {
+            return Err(D::Error::custom("the named part is too long"));
+        }
+        serde_json::from_slice(&bytes).map_err(D::Error::custom)
+    }
 }
 
 /// To an acceptor.

@@ -23,6 +23,7 @@ mod register_tests;
 mod rehome;
 pub mod ring;
 mod rows;
+pub mod schedule;
 pub mod tenants;
 pub mod value;
 mod watch;
@@ -36,5 +37,7 @@ pub use peer::Peer;
 
 #[cfg(test)]
 mod homes_tests;
+#[cfg(test)]
+mod queue_tests;
 #[cfg(test)]
 mod testing;

@@ -16,6 +16,7 @@ pub mod spec;
 pub mod spec_input;
 pub mod tenant;
 pub mod timestamp;
+pub mod topology;
 
 pub use record::{
     AttemptSummary, Birth, CancelIntent, Checkpoint, ContactRecord, JobRecord, JobState, Outcome, Placement,

@@ -22,11 +22,12 @@ use super::message::{Claim, Message, Origin, RecordKey};
 use super::peer::Peer;
 use super::propose::{Fresh, OpResult, Task};
 use super::purpose::Purpose;
-use crate::base::{BoundedVec, ContactId, Epoch, Home, Instant, JobId, LedgerId, PeerName, Span};
+use crate::base::{BoundedVec, ContactId, Home, Instant, LedgerId, PeerName, Span};
 use crate::model::spec::JobSpec;
 use crate::model::tenant::{
     Amount, LEDGERS_MAX, LedgerChange, LedgerRecord, Limits, LimitsPatch, ledger_id, ring_key,
 };
+pub(super) use spend::Room;
 use spend::Spender;
 
 /// Patience of an operator's operation.
@@ -171,12 +172,6 @@ pub(super) struct Tenants {
     announced: Option<Instant>,
     /// All spenders are looked over at the end of this step.
     tend: bool,
-    /// The used amounts that this pass over the queue has computed.
-    used: BTreeMap<String, Amount>,
-    /// What owners were told of claims that wait for a share.
-    told: BTreeMap<JobId, String>,
-    /// What clusters said to this owner.
-    waits: BTreeMap<JobId, BTreeMap<PeerName, (Epoch, String)>>,
 }
 
 const CARD_KEY: &str = "card/";
@@ -274,8 +269,8 @@ impl Peer {
     }
 
     fn announce(&mut self, cards: Vec<Card>) {
-        let others: Vec<PeerName> =
-            self.view.members.keys().filter(|name| **name != self.cfg.name).cloned().collect();
+        let others = self.view.members.keys().filter(|name| **name != self.cfg.name && self.speaks_terms(name));
+        let others: Vec<PeerName> = others.cloned().collect();
         for chunk in cards.chunks(CARDS_MAX) {
             for peer in &others {
                 self.send(peer.clone(), Message::Tenants(chunk.to_vec()), false);
@@ -291,31 +286,9 @@ impl Peer {
 
     // Hooks of the owner.
 
-    /// Sends a claim; the cluster learns of the tenant's ledger with it.
-    pub(super) fn send_claim(&mut self, cluster: PeerName, claim: Claim) {
-        let message = match self.tenants.cards.get(&claim.birth.tenant) {
-            Some(card) => Message::TenantClaim(Box::new((card.clone(), claim))),
-            None => Message::Claim(Box::new(claim)),
-        };
-        self.send(cluster, message, false);
-    }
-
-    pub(super) fn on_claim_waits(&mut self, from: PeerName, job: JobId, epoch: Epoch, why: String) {
-        if !self.claims_of(&job).contains_key(&from) {
-            return;
-        }
-        let said = self.tenants.waits.entry(job).or_default();
-        if why.is_empty() {
-            said.remove(&from);
-        } else {
-            said.insert(from, (epoch, why.chars().take(200).collect()));
-        }
-    }
-
-    /// Why clusters do not grant a claim that stands, beside what they report.
-    pub(super) fn quota_waits(&self, job: &JobId, cluster: &PeerName, epoch: Epoch) -> Option<String> {
-        let (of, why) = self.tenants.waits.get(job)?.get(cluster)?;
-        (*of == epoch).then(|| why.clone())
+    /// What an owner tells a cluster of a tenant's ledger with a claim.
+    pub(super) fn card_of(&self, tenant: &str) -> Option<Box<Card>> {
+        self.tenants.cards.get(tenant).cloned().map(Box::new)
     }
 
     /// Why a job can never run under its tenant's limits.

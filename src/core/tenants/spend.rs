@@ -67,6 +67,38 @@ impl Spender {
     }
 }
 
+/// What limited tenants may still take here.
+#[derive(Debug, Clone, Default)]
+pub(in crate::core) struct Room(pub BTreeMap<String, TenantRoom>);
+
+/// Of one tenant.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::core) struct TenantRoom {
+    /// GPU time counts.
+    pub hours: bool,
+    /// Attempts and grants hold this;
+    pub used: Amount,
+    /// and may hold that.
+    pub share: Amount,
+}
+
+impl TenantRoom {
+    /// What a claim would take.
+    pub fn amount(&self, claim: &Claim) -> Amount {
+        Amount::of(claim.nodes, &claim.resources, claim.max_runtime.filter(|_| self.hours))
+    }
+}
+
+impl Room {
+    /// This claim alone fits what its tenant may take.
+    pub fn lets(&self, claim: &Claim) -> bool {
+        self.0.get(&claim.birth.tenant).is_none_or(|room| {
+            let amount = room.amount(claim);
+            amount.is_zero() || room.used.plus(amount).within(&room.share)
+        })
+    }
+}
+
 fn ids(bindings: &[Binding]) -> Vec<(ContactId, u64)> {
     bindings.iter().map(|b| (b.contact, b.incarnation)).collect()
 }
@@ -74,76 +106,52 @@ fn ids(bindings: &[Binding]) -> Vec<(ContactId, u64)> {
 impl Peer {
     // Hooks of the executor.
 
-    /// A pass over the queue begins; a whole one finds out anew what the waiting claims want.
-    pub(in crate::core) fn quota_pass(&mut self, whole: bool) {
-        self.tenants.used.clear();
-        if whole {
-            for spender in self.tenants.spenders.values_mut() {
-                spender.want = None;
-            }
-        }
+    /// What limited tenants may still take here: for one pass over the queue.
+    pub(in crate::core) fn quota_room(&self) -> Room {
+        let newest = self.contacts.newest().map(|c| (c.id, c.incarnation));
+        let limited = self.tenants.cards.values().filter(|card| !card.removed);
+        let room = |card: &Card| {
+            let hours = card.limits.gpu_ms.is_some();
+            let row = self.tenants.spenders.get(&card.tenant).map(|s| &s.row);
+            let row = row.filter(|row| row.ledger == card.id() && !row.over);
+            let open = row.filter(|row| newest.is_some_and(|b| row.escrow.bound.contains(&b)));
+            let share = open.map_or(Amount::ZERO, |row| row.escrow.share);
+            (card.tenant.clone(), TenantRoom { hours, used: self.exec.used_by(&card.tenant, hours, None), share })
+        };
+        Room(limited.map(room).collect())
     }
 
-    /// True if a claim's tenant may take so much more here; it is counted as taken for the rest of this pass. Where
-    /// it may not, the share is asked for, and the owner is told.
-    pub(in crate::core) fn quota_lets(&mut self, owner: &PeerName, claim: &Claim) -> bool {
-        let Some(card) = self.tenants.limited(&claim.birth.tenant) else { return true };
-        let hours = card.limits.gpu_ms.is_some();
-        let tenant = card.tenant.clone();
-        let amount = Amount::of(claim.nodes, &claim.resources, claim.max_runtime.filter(|_| hours));
-        if amount.is_zero() {
-            return true;
-        }
-        let Some(binding) = self.contacts.newest().map(|c| (c.id, c.incarnation)) else { return false };
-        let used = match self.tenants.used.get(&tenant) {
-            Some(used) => *used,
-            None => self.exec.used_by(&tenant, hours),
-        };
-        let then = used.plus(amount);
+    /// The waiting claims of a tenant that were held back want so much more here. Why they wait, in words.
+    pub(in crate::core) fn quota_wants(&mut self, tenant: &str, used: Amount, more: Amount) -> String {
         let free = self.exec.gpus_free();
-        let Some(spender) = self.tenants.spenders.get_mut(&tenant) else { return false };
-        let sound = !spender.row.over
-            && self.tenants.cards.get(&tenant).is_some_and(|c| c.id() == spender.row.ledger);
-        if sound && spender.row.escrow.covers(&then, binding) {
-            self.tenants.used.insert(tenant, then);
-            self.quota_waits_no_more(owner, claim);
-            return true;
-        }
-        self.tenants.used.insert(tenant.clone(), used);
+        let Some(spender) = self.tenants.spenders.get_mut(tenant) else { return String::new() };
+        let together = spender.refusals == 0 && !spender.row.over;
         spender.want = Some(match spender.want {
-            None => then,
-            // What several claims want is asked for at once, as far as there is room; after a refusal only the first.
-            Some(want)
-                if spender.refusals == 0
-                    && !spender.row.over
-                    && want.gpus.saturating_sub(used.gpus) + amount.gpus <= free =>
-            {
-                want.plus(amount)
-            }
+            None => used.plus(more),
+            // What several want is asked for at once, as far as there is room; after a refusal only the first.
+            Some(want) if together && want.minus(used).gpus.saturating_add(more.gpus) <= free => want.plus(more),
             Some(want) => want,
         });
-        let why = match &spender.why {
+        match &spender.why {
             Some(why) => format!("tenant {tenant}: {why}"),
-            None => format!("asks for a share of what tenant {tenant} may use"),
-        };
-        let job = claim.birth.id();
-        if self.tenants.told.get(&job) != Some(&why) {
-            self.tenants.told.insert(job, why.clone());
-            self.send(owner.clone(), Message::ClaimWaits { job, epoch: claim.epoch, why }, false);
+            None => format!("a share of what tenant {tenant} may use is asked for"),
         }
-        false
     }
 
-    fn quota_waits_no_more(&mut self, owner: &PeerName, claim: &Claim) {
-        let job = claim.birth.id();
-        if self.tenants.told.remove(&job).is_some() {
-            let message = Message::ClaimWaits { job, epoch: claim.epoch, why: String::new() };
-            self.send(owner.clone(), message, false);
+    /// A whole pass finds out anew what waiting claims want.
+    pub(in crate::core) fn quota_forget_wants(&mut self) {
+        for spender in self.tenants.spenders.values_mut() {
+            spender.want = None;
         }
     }
 
     /// Why an attempt of this spec may not begin under this binding; its own grant no longer counts.
-    pub(in crate::core) fn quota_refuses(&self, spec: &JobSpec, binding: (ContactId, u64)) -> Option<String> {
+    pub(in crate::core) fn quota_refuses(
+        &self,
+        key: &super::super::api::AttemptKey,
+        spec: &JobSpec,
+        binding: (ContactId, u64),
+    ) -> Option<String> {
         let card = self.tenants.limited(&spec.tenant)?;
         let hours = card.limits.gpu_ms.is_some();
         let tenant = &spec.tenant;
@@ -158,7 +166,7 @@ impl Peer {
         if row.grace.is_some_and(|most| grace > most) {
             return Some(format!("its grace is longer than tenant {tenant} may have"));
         }
-        let then = self.exec.used_by(tenant, hours).plus(amount);
+        let then = self.exec.used_by(tenant, hours, Some(key)).plus(amount);
         (!row.escrow.covers(&then, binding))
             .then(|| format!("its part of what tenant {tenant} may use went elsewhere"))
     }
@@ -188,14 +196,14 @@ impl Peer {
     ) -> Option<(Amount, Escrow)> {
         let tenant = self.exec.tenant_of(&key)?;
         let card = self.tenants.limited(tenant)?;
-        let used = self.exec.used_by(tenant, card.limits.gpu_ms.is_some());
+        let used = self.exec.used_by(tenant, card.limits.gpu_ms.is_some(), None);
         let escrow = self.tenants.spenders.get(tenant).map(|s| s.row.escrow.clone());
         Some((used, escrow.unwrap_or_default()))
     }
 
     /// Where a tenant stands here: input for the order of the queue and for preemption.
     pub fn standing(&self, tenant: &str) -> Standing {
-        let here = self.exec.used_by(tenant, false).gpus;
+        let here = self.exec.used_by(tenant, false, None).gpus;
         let card = self.tenants.limited(tenant);
         let seen = self.tenants.seen.get(tenant).map_or(0, |ledger| ledger.total().gpus);
         Standing {
@@ -213,7 +221,7 @@ impl Peer {
 
     pub(super) fn spend_report(&self, tenant: &str) -> SpendReport {
         let hours = self.tenants.limited(tenant).is_some_and(|c| c.limits.gpu_ms.is_some());
-        let used = self.exec.used_by(tenant, hours);
+        let used = self.exec.used_by(tenant, hours, None);
         let Some(spender) = self.tenants.spenders.get(tenant) else {
             return SpendReport { used, ..SpendReport::default() };
         };
@@ -233,8 +241,6 @@ impl Peer {
     /// All spenders are looked over at the end of this step; called about every second.
     pub(in crate::core) fn tend_shares(&mut self) {
         self.tenants.tend = true;
-        let exec = &self.exec;
-        self.tenants.told.retain(|job, _| exec.is_claimed(job));
     }
 
     /// Moves shares that should be moved. Called at the end of every step.
@@ -254,7 +260,7 @@ impl Peer {
     fn move_share(&mut self, tenant: &str) {
         let now = self.now.mono;
         let Some(card) = self.tenants.cards.get(tenant).cloned() else { return };
-        let used = self.exec.used_by(tenant, card.limits.gpu_ms.is_some());
+        let used = self.exec.used_by(tenant, card.limits.gpu_ms.is_some(), None);
         let newest = self.contact_fresh().and_then(|c| {
             let homes = BoundedVec::try_from(c.homes.clone()).ok()?;
             Some(Binding { contact: c.id, series: c.series, homes, incarnation: c.incarnation })

@@ -39,10 +39,6 @@ impl Peer {
                 self.reclaim_shares(ledger);
             }
         }
-        let acceptor = &self.acceptor;
-        self.tenants
-            .waits
-            .retain(|job, _| acceptor.job(job).is_some_and(|r| r.placement.is_none() && !r.state.is_final()));
     }
 
     fn move_ledger(&mut self, ledger: &LedgerRecord) -> bool {

@@ -49,6 +49,7 @@ pub fn read(root: Field, defaults: &SpecDefaults, m: &mut Mistakes) -> Option<Pa
     let placement = fields.take("placement", m).and_then(|f| parts::placement(f, m));
     let array = fields.take("array", m).and_then(|f| groups::array(f, m));
     let after = fields.take("after", m).map(|f| groups::after(f, m)).unwrap_or_default();
+    let preemptible = fields.take("preemptible", m).and_then(|f| f.flag(m));
     fields.finish(m, JOB, FAMILIAR_JOB);
 
     let name = name.unwrap_or_else(|| "job".into());
@@ -70,6 +71,7 @@ pub fn read(root: Field, defaults: &SpecDefaults, m: &mut Mistakes) -> Option<Pa
         placement: placement.unwrap_or_default(),
         array,
         after: Vec::new(),
+        preemptible,
         name: name.clone(),
     };
     Some(ParsedSpec { spec, key: job_id.then_some(name), after })

@@ -17,7 +17,6 @@ enum Shape {
 const SHAPES: &[(&str, Shape, &str)] = &[
     ("groups", Shape::MapList, "must be a list of task groups, each a mapping"),
     ("traffic", Shape::Map, "must be a mapping"),
-    ("preemptible", Shape::Flag, "must be true or false"),
     ("reservation", Shape::Words, "must be a reservation's name"),
     ("quota", Shape::Words, "must be a quota's name"),
     ("service", Shape::Map, "must be a mapping"),

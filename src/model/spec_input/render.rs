@@ -84,6 +84,9 @@ fn document(spec: &JobSpec) -> Vec<(String, Value)> {
         let one = |a: &After| json!({"job": a.birth.id().to_string(), "on": a.on.as_str()});
         put("after", Value::Array(spec.after.iter().map(one).collect()));
     }
+    if let Some(may) = spec.preemptible {
+        put("preemptible", json!(may));
+    }
     doc
 }
 

@@ -220,7 +220,6 @@ fn what_comes_later_is_refused_never_ignored() {
     for (key, value, bad) in [
         ("groups", "[{name: a}]", "3"),
         ("traffic", "{to: b}", "x"),
-        ("preemptible", "false", "maybe"),
         ("reservation", "r1", "7"),
         ("quota", "q1", "7"),
         ("service", "{port: 80}", "80"),
@@ -404,6 +403,7 @@ fn spec() -> impl Strategy<Value = JobSpec> {
                 grace,
                 then: if nodes % 2 == 0 { Then::Restart } else { Then::Fail },
             },
+            preemptible: [None, Some(true), Some(false)][retries as usize % 3],
             max_runtime: limit,
             workdir: at,
             name,
