@@ -160,6 +160,7 @@ pub struct Terms {
     /// How long the job has waited in all, so that its age survives a change of owner.
     pub waited: Span,
     /// What the owner knows of the tenant's ledger: whoever grants the claim must know of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub card: Option<Box<Card>>,
 }
 
@@ -174,6 +175,7 @@ pub struct Prospects {
     /// How many attempts would have to go so that it starts; none where that would not help or is not known.
     pub victims: Option<u32>,
     /// Why it is not granted although there may be room: the tenant's limits; empty where they allow it.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub waits: String,
 }
 

@@ -86,7 +86,7 @@ impl Peer {
         if let Some(waiting) = self.exec.claims.get_mut(&job).filter(|w| w.prospects.waits != why) {
             waiting.prospects.waits = why;
             if !self.exec.grants.contains_key(&job) {
-                self.tell_place(job);
+                self.tell_place(job, false);
             }
         }
     }
