@@ -99,6 +99,13 @@ impl Peer {
                 let report = self.why_spec(&spec);
                 self.reply(token, ClientResponse::Why(Box::new(report)));
             }
+            ClientRequest::TenantSet { tenant, patch } => self.tenant_set(token, tenant, patch),
+            ClientRequest::TenantGet { tenant } => self.tenant_get(token, tenant),
+            ClientRequest::Tenants => {
+                let tenants = self.tenants_known();
+                self.reply(token, ClientResponse::Tenants(tenants));
+            }
+            ClientRequest::TenantReclaim { tenant, cluster } => self.tenant_reclaim(token, tenant, &cluster),
             ClientRequest::Inspect => {
                 let inspect = self.inspect();
                 self.reply(token, ClientResponse::Inspect(Box::new(inspect)));
@@ -133,6 +140,9 @@ impl Peer {
         if let Err(error) = self.can_take(&spec) {
             return self.reply_error(token, error);
         }
+        if let Err(error) = self.after_known(&spec) {
+            return self.reply_error(token, error);
+        }
         self.clients.counter += 1;
         let sequence = self.clients.counter;
         let ring_key = Birth::ring_key(&spec.tenant, &self.cfg.name, sequence);
@@ -144,6 +154,10 @@ impl Peer {
         let birth = Birth { tenant: spec.tenant.clone(), minter: self.cfg.name.clone(), sequence, homes };
         let trace = TraceId(self.rng.bytes16());
         let record = JobRecord::new(birth, spec, trace, self.now.wall);
+        if record.array.is_some() && record.child_birth(0).is_none() {
+            // This life has given out half a thousand million numbers: the next one begins anew.
+            return self.reply_error(token, ClientError::TooMany(self.cfg.jobs_max));
+        }
         let value = Value::job(record.clone());
         match value.encode() {
             Err(ValueError::TooLarge(bytes)) => return self.reply_error(token, ClientError::TooLarge(bytes)),
@@ -159,6 +173,15 @@ impl Peer {
         self.propose(origin, task, Purpose::Submit { token, job }, PATIENCE);
     }
 
+    /// Waits only for jobs of its own tenant's mesh that were certified; of none of them it can be one.
+    fn after_known(&self, spec: &JobSpec) -> Result<(), ClientError> {
+        let sound = |after: &crate::model::array::After| !after.birth.homes.is_empty();
+        match spec.after.iter().find(|after| !sound(after)) {
+            Some(after) => Err(ClientError::NoSuchJob(after.birth.id())),
+            None => Ok(()),
+        }
+    }
+
     /// A job that fits nowhere ever is refused at once; one that fits nowhere now waits.
     fn can_take(&mut self, spec: &JobSpec) -> Result<(), ClientError> {
         if self.disk_full {
@@ -167,6 +190,9 @@ impl Peer {
         let (held, _) = self.acceptor.counts();
         if held >= self.cfg.jobs_max {
             return Err(ClientError::TooMany(self.cfg.jobs_max));
+        }
+        if let Some(why) = self.quota_never(spec) {
+            return Err(ClientError::OverQuota(why));
         }
         if !spec.groups.list.is_empty() {
             return Err(ClientError::GroupsNotRun);
@@ -424,6 +450,7 @@ impl Peer {
             (Some(placement), JobState::Placed) => {
                 format!("placed at {}, which has not started it yet", placement.cluster)
             }
+            (None, JobState::Running) => record.reason.clone(),
             (Some(placement), _) => format!("runs at {} as epoch {}", placement.cluster, record.epoch),
             (None, _) => format!("pending ({}): {}", record.reason, summarize(&clusters)),
         };

@@ -238,6 +238,7 @@ impl Peer {
                         token: token.as_ref() == Some(&cluster),
                         // Between peers whose clocks differ this is off by as much: it only orders a tenant's own jobs.
                         waited: Span::millis(self.now.wall.0.saturating_sub(record.submitted_at.0)),
+                        card: self.card_of(&spec.tenant),
                     },
                 },
                 false => Message::Claim(Box::new(claim)),
@@ -403,6 +404,8 @@ impl Peer {
                 None => {
                     row.claim = laid.ahead;
                     row.reasons.push(Reason::ClaimStands { ahead: laid.ahead });
+                    let waits = Some(&laid.prospects.waits).filter(|waits| !waits.is_empty());
+                    row.reasons.extend(waits.map(|why| Reason::Quota { why: why.clone(), passing: true }));
                 }
             }
         }
