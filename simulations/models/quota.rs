@@ -333,7 +333,8 @@ impl Model for Quota {
 
     fn properties(&self) -> Vec<Property<Self>> {
         let i5 = |_: &Quota, state: &State| {
-            state.clusters.iter().map(|c| c.runs[0] + c.runs[1]).sum::<u8>() <= LIMIT && ledger(&state.rows).total().within(&gpus(LIMIT))
+            state.clusters.iter().map(|c| c.runs[0] + c.runs[1]).sum::<u8>() <= LIMIT
+                && ledger(&state.rows).total().within(&gpus(LIMIT))
         };
         // What was reclaimed may still stand at the cluster, under incarnations of which none can begin anything.
         let within = |_: &Quota, state: &State| {

@@ -1,3 +1,5 @@
+//! Index lists, what a child is, and how an array and a waiting job come to their ends.
+
 use super::*;
 use crate::base::{BoundedVec, Home, PeerName, StoreId};
 use crate::model::record::{CancelIntent, Change};
@@ -87,7 +89,9 @@ fn a_child_follows_from_its_parent() {
     assert_eq!(parent.child(3), None);
     // No two jobs of arrays share a number, and none has one that a minter gives out.
     let mut numbers = std::collections::BTreeSet::new();
-    for sequence in [1 << 32, (1 << 32) + 1, 2 << 32, 3 << 50, (3 << 50) + 7, (1 << 52) - (1 << 32) + (1 << 29) - 1] {
+    for sequence in
+        [1 << 32, (1 << 32) + 1, 2 << 32, 3 << 50, (3 << 50) + 7, (1 << 52) - (1 << 32) + (1 << 29) - 1]
+    {
         let birth = Birth { sequence, ..parent.birth.clone() };
         let array = JobRecord { birth, ..parent.clone() };
         for rank in 0..3 {

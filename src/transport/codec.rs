@@ -241,7 +241,12 @@ mod tests {
                 epoch: Epoch(1),
                 ahead: 3,
                 refused: None,
-                prospects: Prospects { starts_in: Some(Span::secs(1)), front: vec![], victims: Some(2), waits: String::new() },
+                prospects: Prospects {
+                    starts_in: Some(Span::secs(1)),
+                    front: vec![],
+                    victims: Some(2),
+                    waits: String::new(),
+                },
             },
         ]
     }

@@ -12,7 +12,8 @@ const HELD_MAX: usize = 32;
 impl Executor {
     /// What a tenant's attempts and grants hold, but one of them; GPU time only where that is limited.
     pub fn used_by(&self, tenant: &str, hours: bool, but: Option<&AttemptKey>) -> Amount {
-        let held = self.sched.running().iter().filter(|(key, r)| r.request.tenant == tenant && Some(*key) != but);
+        let held =
+            self.sched.running().iter().filter(|(key, r)| r.request.tenant == tenant && Some(*key) != but);
         let amount = |r: &Request| {
             let (n, need) = (u64::from(r.ranks), &r.need);
             let gpus = (u64::from(need.gpus) * u64::from(need.milli)).div_ceil(1_000).saturating_mul(n);
@@ -75,7 +76,9 @@ impl Peer {
         if !whole {
             return;
         }
-        let free = |(job, w): (&JobId, &Waiting)| (!w.prospects.waits.is_empty() && room.lets(&w.claim)).then_some(*job);
+        let free = |(job, w): (&JobId, &Waiting)| {
+            (!w.prospects.waits.is_empty() && room.lets(&w.claim)).then_some(*job)
+        };
         let free: Vec<JobId> = self.exec.claims.iter().filter_map(free).collect();
         for job in free {
             self.say_why(job, String::new());

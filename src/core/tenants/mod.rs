@@ -191,6 +191,10 @@ impl Tenants {
                 tenants.spenders.insert(tenant.to_owned(), Spender::recovered(row));
             }
         }
+        // One that never held a share has no row of it.
+        for tenant in tenants.cards.keys() {
+            tenants.spenders.entry(tenant.clone()).or_default();
+        }
         Ok(tenants)
     }
 
@@ -269,7 +273,8 @@ impl Peer {
     }
 
     fn announce(&mut self, cards: Vec<Card>) {
-        let others = self.view.members.keys().filter(|name| **name != self.cfg.name && self.speaks_terms(name));
+        let others =
+            self.view.members.keys().filter(|name| **name != self.cfg.name && self.speaks_terms(name));
         let others: Vec<PeerName> = others.cloned().collect();
         for chunk in cards.chunks(CARDS_MAX) {
             for peer in &others {
