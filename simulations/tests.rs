@@ -1,5 +1,6 @@
 //! The core in a simulated world: what must hold for every seed, and proof that the judge would see it.
 
+mod claims;
 mod linear;
 mod linear_job;
 mod linear_tests;
@@ -12,7 +13,7 @@ use world::{Bug, FAULTS, Faults, Fixed, Outcomes, RttMatrix, Scenario, World};
 
 /// Planted bugs, and within how many seeds each must be found. As measured (`simulate bugs --count 60`), the first
 /// seed that finds it is 1, 5, 1, 1, 28, 1, 1, 12, 2, 1, 1, 10.
-const PLANTED: [(Bug, u64); 12] = [
+const PLANTED: [(Bug, u64); 13] = [
     (Bug::NoGuard, 10),
     (Bug::GuardLate, 20),
     (Bug::SuspendWithoutBoottime, 10),
@@ -25,6 +26,7 @@ const PLANTED: [(Bug, u64); 12] = [
     (Bug::ClosedLost, 10),
     (Bug::ForgedAccept, 10),
     (Bug::StaleRead, 30),
+    (Bug::NoQuarantine, 60),
 ];
 
 fn run(seed: u64, fixed: &Fixed) -> Outcomes {

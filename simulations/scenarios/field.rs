@@ -131,6 +131,7 @@ impl Field {
                 name: name(i),
                 store: StoreId([i as u8 + 1; 16]),
                 boot: 1,
+                first_boot: true,
                 replicas: 3,
                 renew_every: Span::secs(1),
                 rho_milli: 10,

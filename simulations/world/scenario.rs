@@ -68,12 +68,14 @@ pub struct Faults {
     pub full_disk: Span,
     /// One peer comes back with an empty disk, this long after the start or later.
     pub lost_disk: Span,
+    /// One peer's disk is copied this long after the start or later, and put back some time after that.
+    pub roll_back: Span,
     /// Views lag by up to this.
     pub stale_gossip: Span,
 }
 
 /// Names for `--without`, in the order of `Faults`.
-pub const FAULTS: [&str; 15] = [
+pub const FAULTS: [&str; 16] = [
     "loss",
     "duplicate",
     "late-duplicate",
@@ -88,6 +90,7 @@ pub const FAULTS: [&str; 15] = [
     "slow-disk",
     "full-disk",
     "lost-disk",
+    "roll-back",
     "stale-gossip",
 ];
 
@@ -107,6 +110,7 @@ impl Faults {
         slow_disk: Span::ZERO,
         full_disk: Span::ZERO,
         lost_disk: Span::ZERO,
+        roll_back: Span::ZERO,
         stale_gossip: Span::ZERO,
     };
 
@@ -124,7 +128,13 @@ impl Faults {
             let secs = low as f64 * (high as f64 / low as f64).powf(x);
             if on { Span((secs * 1e6) as u64) } else { Span::ZERO }
         };
+        let lost_disk = every(0.35, 5, 40);
+        // One disk of a home set at a time.
+        let roll_back = every(0.3, 3, 20);
+        let roll_back = if lost_disk > Span::ZERO { Span::ZERO } else { roll_back };
         Faults {
+            lost_disk,
+            roll_back,
             loss,
             duplicate,
             late_duplicate,
@@ -138,7 +148,6 @@ impl Faults {
             stall: every(0.4, 6, 40),
             slow_disk: every(0.4, 5, 30),
             full_disk: every(0.25, 8, 40),
-            lost_disk: every(0.35, 5, 40),
             stale_gossip: every(0.4, 1, 8),
         }
     }
@@ -161,6 +170,7 @@ impl Faults {
             "slow-disk" => self.slow_disk = none.slow_disk,
             "full-disk" => self.full_disk = none.full_disk,
             "lost-disk" => self.lost_disk = none.lost_disk,
+            "roll-back" => self.roll_back = none.roll_back,
             "stale-gossip" => self.stale_gossip = none.stale_gossip,
             _ => return false,
         }
@@ -197,10 +207,12 @@ pub enum Bug {
     ForgedAccept,
     /// A read is answered from one peer's last accepted value.
     StaleRead,
+    /// Nobody remembers what was seen of a disk: one that is put back from an older copy is used on.
+    NoQuarantine,
 }
 
 impl Bug {
-    pub const ALL: [Bug; 13] = [
+    pub const ALL: [Bug; 14] = [
         Bug::NoGuard,
         Bug::GuardLate,
         Bug::SuspendWithoutBoottime,
@@ -214,6 +226,7 @@ impl Bug {
         Bug::ClosedLost,
         Bug::ForgedAccept,
         Bug::StaleRead,
+        Bug::NoQuarantine,
     ];
 
     pub fn name(self) -> &'static str {
@@ -231,7 +244,14 @@ impl Bug {
             Bug::ClosedLost => "closed-lost",
             Bug::ForgedAccept => "forged-accept",
             Bug::StaleRead => "stale-read",
+            Bug::NoQuarantine => "no-quarantine",
         }
+    }
+
+    /// A disk does not hold what it should, and nobody remembers marks: or the quarantine would hide the bug.
+    pub fn of_a_disk(self) -> bool {
+        use Bug::*;
+        matches!(self, LyingDisk | AnswersUnsynced | NewDiskAsOld | BootForgotten | NoQuarantine)
     }
 
     pub fn named(name: &str) -> Option<Bug> {
@@ -276,7 +296,7 @@ impl Scenario {
         let mut faults = Faults::draw(&mut rng);
         if few {
             // A record of one or two homes does not outlive one of their disks.
-            faults.lost_disk = Span::ZERO;
+            (faults.lost_disk, faults.roll_back) = (Span::ZERO, Span::ZERO);
         }
         for name in &fixed.without {
             faults.without(name);
@@ -335,6 +355,10 @@ impl Scenario {
                 self.faults.crash_at_write = 0.01;
             }
             Bug::NewDiskAsOld => (self.faults.lost_disk, self.faults.loss) = (Span::secs(12), 0.15),
+            Bug::NoQuarantine => {
+                (self.faults.roll_back, self.faults.loss) = (Span::secs(6), 0.15);
+                self.faults.lost_disk = Span::ZERO;
+            }
             Bug::ForgedAccept | Bug::StaleRead => self.faults.partition = Span::secs(8),
         }
         self

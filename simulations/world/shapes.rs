@@ -36,6 +36,7 @@ pub fn capacity(region: usize) -> CapacityReport {
         pue_milli: 1_200,
         nodes: nodes(),
         container_runtime: None,
+        terms: Default::default(),
     }
 }
 
@@ -57,6 +58,8 @@ pub fn spec(name: &str, gpus: u32, grace: Span) -> JobSpec {
         retries: 0,
         on_lost_contact: OnLostContact { grace: Some(grace), then: Then::Restart },
         placement: PlacementSpec::default(),
+        data_sizes: Default::default(),
+        groups: Default::default(),
         array: None,
         after: vec![],
         preemptible: None,

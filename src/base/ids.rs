@@ -172,6 +172,23 @@ impl JobId {
         base32(&self.0)[..8].to_owned()
     }
 
+    /// The lowest id whose text begins with this one; what is not base32 in it counts as `a`.
+    pub fn first_of(prefix: &str) -> Self {
+        let mut id = [0; 20];
+        for (i, letter) in prefix.bytes().take(32).enumerate() {
+            let five = match letter {
+                b'a'..=b'z' => letter - b'a',
+                b'2'..=b'7' => letter - b'2' + 26,
+                _ => 0,
+            };
+            for bit in 0..5 {
+                let at = i * 5 + bit;
+                id[at / 8] |= (five >> (4 - bit) & 1) << (7 - at % 8);
+            }
+        }
+        Self(id)
+    }
+
     /// Where the ring proposes this job's homes.
     pub fn ring_key(&self) -> u64 {
         u64::from_be_bytes(self.0[..8].try_into().expect("a job id has 20 bytes"))

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::api::{Table, Write};
 use super::message::{AnswerBody, Ballot, Origin, RecordKey, RegisterBody, RegisterRequest};
 use super::rows::{FLOOR_TAG, TOMBSTONE_TAG, decode_row, encode_row, key_bytes, tombstone_key};
+use super::scan::ByTime;
 pub use super::value::{Value, ValueError};
 use crate::base::{Home, JobId, LedgerId, PeerName, StoreId};
 use crate::model::JobRecord;
@@ -69,6 +70,7 @@ struct Tombstone {
 #[derive(Debug, Clone, Default)]
 pub struct Acceptor {
     slots: BTreeMap<RecordKey, Slot>,
+    by_time: ByTime,
     jobs_live: usize,
     jobs: usize,
     tombstones: BTreeMap<JobId, Tombstone>,
@@ -133,16 +135,20 @@ impl Acceptor {
     fn recount(&mut self) {
         self.jobs = 0;
         self.jobs_live = 0;
+        self.by_time = ByTime::default();
         for slot in self.slots.values() {
             let (held, live) = weight(Some(slot));
             self.jobs += held;
             self.jobs_live += live;
+            self.by_time.replace(None, slot.value.as_ref());
         }
     }
 
     /// Puts a slot in place and keeps the counts.
     fn put(&mut self, key: RecordKey, slot: Option<Slot>) {
         let (held, live) = weight(slot.as_ref());
+        let held_value = self.slots.get(&key).and_then(|slot| slot.value.as_ref());
+        self.by_time.replace(held_value, slot.as_ref().and_then(|slot| slot.value.as_ref()));
         let before = match slot {
             Some(slot) => self.slots.insert(key, slot),
             None => self.slots.remove(&key),
@@ -203,6 +209,19 @@ impl Acceptor {
             (RecordKey::Job(id), Some(Value::Job(record))) => Some((*id, &**record)),
             _ => None,
         })
+    }
+
+    /// The same from an id on.
+    pub(super) fn jobs_from(&self, id: JobId) -> impl Iterator<Item = (JobId, &JobRecord)> {
+        self.slots.range(RecordKey::Job(id)..).filter_map(|(key, slot)| match (key, &slot.value) {
+            (RecordKey::Job(id), Some(Value::Job(record))) => Some((*id, &**record)),
+            _ => None,
+        })
+    }
+
+    /// Jobs by time.
+    pub(super) fn by_time(&self) -> &ByTime {
+        &self.by_time
     }
 
     /// True if the record was here and was forgotten.
@@ -370,6 +389,7 @@ impl Acceptor {
         }
         let (_, live_before) = weight(Some(slot));
         slot.accepted = Some((ballot.clone(), bytes.to_vec()));
+        self.by_time.replace(slot.value.as_ref(), Some(&read));
         slot.value = Some(read);
         let promise =
             next.filter(|n| n.proposer == ballot.proposer && n.boot == ballot.boot).unwrap_or(ballot);

@@ -4,8 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use super::placement::groups::GroupPlan;
+use super::placement::{Estimate, Reason};
 use super::tenants::TenantReport;
-use crate::base::{ContactId, Epoch, Home, JobId, PeerName, Span};
+use crate::base::{ContactId, Epoch, Home, JobId, PeerName, Span, WallTime};
 use crate::model::spec::JobSpec;
 use crate::model::tenant::LimitsPatch;
 use crate::model::{JobRecord, JobState};
@@ -117,7 +119,13 @@ pub struct JobFilter {
     pub tenant: Option<String>,
     /// Only in these states; empty means all.
     pub states: BTreeSet<JobState>,
-    /// At most this many, newest first.
+    /// Only those submitted at or after this,
+    pub since: Option<WallTime>,
+    /// and before this.
+    pub until: Option<WallTime>,
+    /// The next page: only those that come after this one in the list.
+    pub before: Option<(WallTime, JobId)>,
+    /// At most this many, newest first; of one moment, the higher id first.
     pub limit: usize,
 }
 
@@ -205,6 +213,11 @@ pub enum ClientError {
         /// Needed.
         needed: usize,
     },
+    /// Task groups are planned by a dry run, and not run by this version. Nothing was stored.
+    #[error(
+        "a job with groups is planned by submit --dry-run only; this version does not run one: submit each group as a job of its own"
+    )]
+    GroupsNotRun,
     /// The tenant's limits never let it run.
     #[error("{0}")]
     OverQuota(String),
@@ -228,6 +241,10 @@ pub struct WhyReport {
     pub state: Option<JobState>,
     /// The peer that drives it.
     pub owner: Option<PeerName>,
+    /// The weights that were used, by term.
+    pub policy: BTreeMap<String, f64>,
+    /// Where the job's groups would go, for a job that has groups.
+    pub groups: Option<GroupPlan>,
     /// One row per cluster, best first.
     pub clusters: Vec<Candidate>,
 }
@@ -241,16 +258,25 @@ pub struct Candidate {
     pub fits_ever: bool,
     /// It could start it now, as far as is known here.
     pub fits_now: bool,
-    /// Reasons against, in words and numbers; empty when it fits now.
-    pub reasons: Vec<String>,
+    /// Reasons against, and what its claim's cluster said; empty when it fits now and no claim stands.
+    pub reasons: Vec<Reason>,
     /// Lower is better; none where it cannot ever run.
     pub score: Option<f64>,
-    /// The score's terms by name.
+    /// The score's weighed terms by name; they add up to it.
     pub terms: BTreeMap<String, f64>,
+    /// What it would take, none where it cannot ever run.
+    pub estimate: Option<Estimate>,
     /// A claim stands there: place in that queue if it said so.
     pub claim: Option<u32>,
     /// How old the figures are.
     pub report_age: Option<Span>,
+}
+
+impl Candidate {
+    /// The reasons in words.
+    pub fn words(&self) -> String {
+        self.reasons.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+    }
 }
 
 /// A peer's insides, for the surface and tests.

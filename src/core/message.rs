@@ -144,8 +144,58 @@ pub enum Message {
         #[serde(with = "named")]
         prospects: Prospects,
     },
+    /// About the past of a disk. Sent only to peers whose hello says that they know it.
+    Disk(DiskWord),
     /// These tenants have ledgers. Sent only where there are some, to peers that read it.
     Tenants(Vec<Card>),
+}
+
+/// One life of a disk: from one start of the peer to the next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct DiskLife {
+    /// Which disk.
+    pub store: StoreId,
+    /// Number of the start.
+    pub boot: u64,
+    /// Drawn at that start: two starts of one number are told apart by it.
+    pub nonce: u64,
+    /// Commits that the disk held then.
+    pub start: u64,
+}
+
+/// What was seen of a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SeenDisk {
+    /// In which life,
+    pub boot: u64,
+    /// by its nonce, too;
+    pub nonce: u64,
+    /// at least so many commits were on it.
+    pub mark: u64,
+}
+
+/// Words about the past of a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DiskWord {
+    /// So many commits are on the sender's disk: remember it.
+    Mark {
+        /// The sender's disk.
+        life: DiskLife,
+        /// Commits on it.
+        mark: u64,
+    },
+    /// The sender has started: what was seen of its disk before?
+    Ask {
+        /// The sender's disk.
+        life: DiskLife,
+    },
+    /// This was.
+    Seen {
+        /// Of the life that asked.
+        nonce: u64,
+        /// In a life before it, or in another one of the same number.
+        seen: Option<SeenDisk>,
+    },
 }
 
 /// What a claim says beside what the plain form does. Its fields travel by name: more may be added, each with a

@@ -14,6 +14,7 @@ mod executor;
 pub mod message;
 mod moving;
 mod owner;
+mod past;
 pub mod peer;
 pub mod placement;
 mod propose;
@@ -23,6 +24,7 @@ mod register_tests;
 mod rehome;
 pub mod ring;
 mod rows;
+mod scan;
 pub mod schedule;
 pub mod tenants;
 pub mod value;
@@ -33,6 +35,7 @@ pub use api::{
     Table, Write,
 };
 pub use message::Message;
+pub use past::outlives_quarantine;
 pub use peer::Peer;
 
 #[cfg(test)]

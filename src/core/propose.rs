@@ -318,6 +318,11 @@ impl Peer {
 
     /// Sends the present phase's request to every home that has not answered it, and keeps the op.
     pub(super) fn op_send(&mut self, op: Op) {
+        if !self.disk_confirmed() {
+            // Ballots of this life may have been used before: nobody hears of them yet.
+            self.proposer.active.insert(op.id, op);
+            return;
+        }
         let key = op.origin.key();
         let creates = matches!(op.task, Task::Create(..));
         // What must be on this disk before anybody hears of it: the row of an idempotency key; that an attempt lives
@@ -382,8 +387,19 @@ impl Peer {
         }
     }
 
+    /// The disk is what it was: what was held back goes out.
+    pub(super) fn resume_operations(&mut self) {
+        for (_, op) in std::mem::take(&mut self.proposer.active) {
+            self.op_send(op);
+        }
+    }
+
     /// An acceptor's work for one request, own requests included. The answer leaves after its write.
     pub(super) fn on_register(&mut self, from: PeerName, request: RegisterRequest) {
+        if !self.disk_confirmed() {
+            self.count("asked_before_confirmed");
+            return;
+        }
         let room = Room { disk_full: self.disk_full, jobs_max: self.cfg.jobs_max };
         let me = self.cfg.name.clone();
         self.watch_accept(&request);

@@ -8,6 +8,7 @@ pub mod input;
 pub mod invariants;
 #[cfg(test)]
 mod pages_tests;
+pub mod policy;
 pub mod record;
 pub mod replay_trace;
 pub mod report;
@@ -18,6 +19,7 @@ pub mod tenant;
 pub mod timestamp;
 pub mod topology;
 
+pub use policy::{Policies, Term, Weights};
 pub use record::{
     AttemptSummary, Birth, CancelIntent, Checkpoint, ContactRecord, JobRecord, JobState, Outcome, Placement,
 };

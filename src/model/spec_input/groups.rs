@@ -1,111 +1,91 @@
-//! `array` and `after`: many jobs from one document, and jobs that wait for others.
+//! Task groups of a job and what they send each other.
 
-use super::keys::AFTER;
-use crate::model::array::{AFTER_MAX, ArraySpec, On};
-use crate::model::input::{Field, Fields, Mistakes, Value};
+use super::keys::{GROUPS, TRAFFIC};
+use super::parts;
+use crate::base::Bytes;
+use crate::model::Resources;
+use crate::model::input::{Field, Fields, Mistakes, words};
+use crate::model::spec::{Group, Groups, Traffic, limits};
 
-const ID: &str = "must be a job id, or its first 4 or more characters; ID.7 is job 7 of an array";
-const WORDS: [(&str, On); 3] = [("ok", On::Ok), ("fail", On::Fail), ("any", On::Any)];
+/// Most bytes per second between two groups.
+const RATE_MAX: Bytes = Bytes(1 << 50);
 
-/// `array`: a count, or an index list with the most that may be unfinished at a time.
-pub fn array(field: Field, m: &mut Mistakes) -> Option<ArraySpec> {
-    let text = match &field.node.value {
-        Value::Text(text) => text.clone(),
-        Value::Int(_) => field.node.spelling.clone(),
-        _ => String::new(),
+/// `groups` and `traffic`.
+pub fn groups(fields: &mut Fields, m: &mut Mistakes) -> Groups {
+    let mut out = Groups::default();
+    let traffic = fields.take("traffic", m);
+    let Some(field) = fields.take("groups", m) else {
+        if let Some(field) = traffic {
+            field.wrong(m, "is between groups: give groups, or remove it");
+        }
+        return out;
     };
-    let read = ArraySpec::parse(&text);
-    if let Err(why) = &read {
-        field.wrong(
+    for key in ["resources", "nodes", "gpu"] {
+        if let Some(field) = fields.take(key, m) {
+            field.wrong(m, "is said by each group here: move it into groups");
+        }
+    }
+    let whole = Field { path: field.path.clone(), node: field.node.clone() };
+    for item in field.items(m, limits::GROUPS_MAX).unwrap_or_default() {
+        out.list.extend(group(item, m));
+    }
+    let mut names: Vec<&str> = out.list.iter().map(|g| g.name.as_str()).collect();
+    names.sort_unstable();
+    if names.windows(2).any(|w| w[0] == w[1]) {
+        whole.wrong(m, "two groups have one name: give each its own");
+    }
+    let nodes: u64 = out.list.iter().map(|g| u64::from(g.nodes)).sum();
+    if out.list.is_empty() || nodes > u64::from(limits::NODES_MAX) {
+        whole.wrong(
             m,
-            format!("must be a count such as 100, or indices such as 0-99, 1,5,10-20:2 or 0-499%50: {why}"),
+            format!("must have at least one group, and at most {} nodes in all", limits::NODES_MAX),
         );
     }
-    read.ok()
-}
-
-fn id(text: &str) -> Option<String> {
-    let (id, index) = text.split_once('.').unwrap_or((text, "0"));
-    let sound = (4..=32).contains(&id.len())
-        && id.bytes().all(|b| b.is_ascii_lowercase() || (b'2'..=b'7').contains(&b))
-        && (1..=7).contains(&index.len())
-        && index.bytes().all(|b| b.is_ascii_digit());
-    sound.then(|| text.to_owned())
-}
-
-/// `after`: one job or several, each an id, `ok:ID`, or a mapping.
-pub fn after(field: Field, m: &mut Mistakes) -> Vec<(String, On)> {
-    let mut out = Vec::new();
-    for item in field.one_or_many(m, AFTER_MAX) {
-        if !matches!(item.node.value, Value::Map(_)) {
-            out.extend(item.read(m, ID, |text| {
-                let (on, rest) = match text.split_once(':') {
-                    Some((word, rest)) => (WORDS.iter().find(|(w, _)| *w == word)?.1, rest),
-                    None => (On::Ok, text),
-                };
-                Some((id(rest)?, on))
-            }));
-            continue;
-        }
-        let Some(mut fields) = Fields::of(item, m) else { continue };
-        let on = fields.take("on", m).map_or(Some(On::Ok), |f| f.word(m, &WORDS));
-        match fields.take("job", m) {
-            Some(job) => out.extend(job.read(m, ID, id).zip(on)),
-            None if !fields.had("job") => {
-                fields.missing(m, "job", "is missing: the id of the job to wait for")
-            }
-            None => {}
-        }
-        fields.finish(
-            m,
-            AFTER,
-            &[("id", "write job"), ("state", "write on"), ("type", "write on: ok, fail or any")],
-        );
+    for item in traffic.and_then(|f| f.items(m, limits::GROUPS_MAX * limits::GROUPS_MAX)).unwrap_or_default()
+    {
+        out.traffic.extend(one_traffic(item, &out.list, m));
     }
     out
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::model::spec_input::{SpecErrors, parse_spec, render_spec};
-
-    #[test]
-    fn arrays_and_what_comes_before_are_read() {
-        let read = |text: &str| parse_spec(text.as_bytes()).unwrap_or_else(|e| panic!("{text}: {e}"));
-        let spec = read("{run: x, array: 0-499%50}").spec;
-        assert_eq!(spec.array.as_ref().map(|a| (a.len(), a.at_once)), Some((500, 50)));
-        assert_eq!(read(&render_spec(&spec)).spec, spec);
-        assert_eq!(read("{run: x, array: 100}").spec.array.map(|a| a.len()), Some(100));
-        let after = |text: &str| read(&format!("{{run: x, after: {text}}}")).after;
-        assert_eq!(after("abcd"), [("abcd".to_owned(), On::Ok)]);
-        assert_eq!(
-            after("[abcd, \"any:abce.7\", {job: abcf, on: fail}, {job: abcg}]"),
-            [("abcd", On::Ok), ("abce.7", On::Any), ("abcf", On::Fail), ("abcg", On::Ok)]
-                .map(|(id, on)| (id.to_owned(), on))
-        );
+fn group(item: Field, m: &mut Mistakes) -> Option<Group> {
+    let mut fields = Fields::of(item, m)?;
+    let name =
+        fields.take("name", m).and_then(|f| f.read(m, words::NAME, |t| words::name(t).then(|| t.to_owned())));
+    if name.is_none() && !fields.had("name") {
+        fields.missing(m, "name", "is missing: a name for this group");
     }
+    let nodes = fields.take("nodes", m).and_then(|f| f.whole32(m, 1..=limits::NODES_MAX)).unwrap_or(1);
+    let resources = fields.take("resources", m).map_or_else(parts::no_resources, |f| parts::resources(f, m));
+    fields.finish(m, GROUPS, &[("count", "write nodes"), ("gpus", "write resources: {gpus: 8}")]);
+    Some(Group { name: name?, nodes, resources })
+}
 
-    #[test]
-    fn what_is_wrong_in_them_is_named() {
-        let many = format!("after: [{}]", "abcd, ".repeat(40));
-        for (text, key) in [
-            ("array: 1000000", "array"),
-            ("array: 3-1", "array"),
-            ("array: {a: 1}", "array"),
-            ("after: abc", "after"),
-            ("after: ABCD", "after"),
-            ("after: \"soon:abcd\"", "after"),
-            ("after: [{on: ok}]", "after[0].job"),
-            ("after: [{job: abcd, on: well}]", "after[0].on"),
-            ("after: [{job: abcd, when: ok}]", "after[0].when"),
-            ("after: abcd.x", "after"),
-            (&many, "after"),
-        ] {
-            let Err(SpecErrors::Mistakes(list)) = parse_spec(format!("{{run: x, {text}}}").as_bytes()) else {
-                panic!("{text} was taken")
-            };
-            assert!(list.iter().any(|mistake| mistake.key == key), "{text}: {list:?}");
+fn one_traffic(item: Field, groups: &[Group], m: &mut Mistakes) -> Option<Traffic> {
+    let mut fields = Fields::of(item, m)?;
+    let known = |t: &str| groups.iter().any(|g| g.name == t).then(|| t.to_owned());
+    let mut end = |key: &str, m: &mut Mistakes| {
+        let read =
+            fields.take(key, m).and_then(|f| f.read(m, "must be the name of one of the groups", known));
+        if read.is_none() && !fields.had(key) {
+            fields.missing(m, key, "is missing: one of the two groups");
         }
+        read
+    };
+    let (from, to) = (end("from", m), end("to", m));
+    let rate = fields.take("rate", m).and_then(|f| {
+        let want = format!("{} per second, at most {RATE_MAX}", words::SIZE);
+        f.read(m, &want, |t| t.parse::<Bytes>().ok().filter(|b| *b <= RATE_MAX))
+    });
+    if rate.is_none() && !fields.had("rate") {
+        fields.missing(m, "rate", "is missing: bytes per second, such as 200MiB");
     }
+    fields.finish(m, TRAFFIC, &[("bandwidth", "write rate"), ("between", "write from and to")]);
+    Some(Traffic { from: from?, to: to?, rate: rate? })
+}
+
+/// Needs and nodes of the largest group: what the cluster table of a job with groups is made for.
+pub fn largest(groups: &Groups) -> Option<(Resources, u32)> {
+    let size = |g: &&Group| (u64::from(g.resources.gpus) * u64::from(g.nodes), g.resources.cpus, g.nodes);
+    groups.list.iter().max_by_key(size).map(|g| (g.resources.clone(), g.nodes))
 }

@@ -40,8 +40,8 @@ pub const JOB: &[Key] = &[
     ready("dataset"),
     ready("checkpoint_path"),
     ready("max_runtime_seconds"),
-    later("groups"),
-    later("traffic"),
+    ready("groups"),
+    ready("traffic"),
     ready("array"),
     ready("after"),
     later("reservation"),
@@ -53,7 +53,7 @@ pub const RESOURCES: &[Key] = &[ready("gpus"), ready("gpu"), ready("cpus"), read
 /// Keys of the job request's `gpu`.
 pub const SEED_GPU: &[Key] = &[ready("count"), ready("model")];
 /// Keys of one entry of `data`.
-pub const DATA: &[Key] = &[ready("uri"), later("stage")];
+pub const DATA: &[Key] = &[ready("uri"), ready("size"), later("stage")];
 /// Keys of `checkpoint`.
 pub const CHECKPOINT: &[Key] = &[ready("path"), ready("every")];
 /// Keys of `on_lost_contact`.
@@ -66,10 +66,15 @@ pub const PLACEMENT: &[Key] = &[
     ready("regions"),
     ready("clusters"),
     ready("labels"),
-    later("zones"),
-    later("price_max"),
-    later("compliance"),
+    ready("zones"),
+    ready("price_max"),
+    ready("compliance"),
 ];
+
+/// Keys of one entry of `groups`.
+pub const GROUPS: &[Key] = &[ready("name"), ready("nodes"), ready("resources")];
+/// Keys of one entry of `traffic`.
+pub const TRAFFIC: &[Key] = &[ready("from"), ready("to"), ready("rate")];
 
 /// Every mapping with the path it stands at; the empty path is the document.
 pub const SECTIONS: &[(&str, &[Key])] = &[
@@ -81,6 +86,8 @@ pub const SECTIONS: &[(&str, &[Key])] = &[
     ("on_lost_contact", LOST_CONTACT),
     ("after", AFTER),
     ("placement", PLACEMENT),
+    ("groups", GROUPS),
+    ("traffic", TRAFFIC),
 ];
 
 pub(super) const FAMILIAR_JOB: &[Familiar] = &[
@@ -138,7 +145,7 @@ pub(super) const FAMILIAR_JOB: &[Familiar] = &[
     ("dependency", "write after: {job: ID, on: ok}"),
     ("depends_on", "write after: ID"),
     ("array_size", "write array: 0-99"),
-    ("max_price", "write placement: {price_max: …} (not supported by this peer yet)"),
+    ("max_price", "write placement: {price_max: …}"),
     ("grace", "write on_lost_contact: {grace: 2m}"),
     ("type", "remove it: every document is one job"),
     ("kind", "this is no Kubernetes manifest: see docs/reference/spec.md"),
@@ -173,9 +180,9 @@ pub(super) const FAMILIAR_RESOURCES: &[Familiar] = &[
 pub(super) const FAMILIAR_PLACEMENT: &[Familiar] = &[
     ("region", "write regions"),
     ("cluster", "write clusters"),
-    ("zone", "write zones (not supported by this peer yet)"),
+    ("zone", "write zones"),
     ("node_selector", "write labels"),
-    ("max_price", "write price_max (not supported by this peer yet)"),
+    ("max_price", "write price_max"),
     ("affinity", "write labels"),
 ];
 pub(super) const FAMILIAR_CHECKPOINT: &[Familiar] = &[

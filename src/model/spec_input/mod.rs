@@ -3,6 +3,7 @@
 //! The keys are those of the reference page docs/reference/spec.md (a test compares both). The keys of
 //! the plain job request (`job_id`, `gpu: {count, model}`, `dataset`…) are taken beside them.
 
+mod array;
 mod groups;
 mod job;
 mod keys;
@@ -17,7 +18,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 pub use keys::{
-    AFTER, CHECKPOINT, DATA, Familiar, JOB, LOST_CONTACT, PLACEMENT, RESOURCES, SECTIONS, SEED_GPU,
+    AFTER, CHECKPOINT, DATA, Familiar, GROUPS, JOB, LOST_CONTACT, PLACEMENT, RESOURCES, SECTIONS, SEED_GPU,
+    TRAFFIC,
 };
 pub use render::render_spec;
 

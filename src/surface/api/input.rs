@@ -10,11 +10,11 @@ use serde_json::Value;
 
 use super::limits::BODY_BYTES_MAX;
 use super::{ApiError, ApiResult};
-use crate::base::{PeerName, Span};
-use crate::model::JobSpec;
+use crate::base::{PeerName, Span, WallTime};
 use crate::model::array::On;
 use crate::model::spec::limits::DOCUMENT_BYTES_MAX;
 use crate::model::spec_input::SpecDefaults;
+use crate::model::{JobSpec, timestamp};
 use crate::surface::seams;
 
 /// Longest idempotency key.
@@ -71,6 +71,17 @@ pub fn span(field: &str, text: &str, max: Span) -> ApiResult<Span> {
         Ok(span) => Err(ApiError::BadRequest(format!("{field}: {span} is more than {max}"))),
         Err(e) => Err(ApiError::BadRequest(format!("{field}: {e}"))),
     }
+}
+
+/// Reads a moment: RFC 3339, or milliseconds since 1970.
+pub fn moment(field: &str, text: &str) -> ApiResult<WallTime> {
+    let millis = text.parse::<u64>().ok().filter(|_| text.len() <= 16).map(WallTime);
+    millis.or_else(|| timestamp::parse(text)).ok_or_else(|| {
+        let text: String = text.chars().take(40).collect();
+        ApiError::BadRequest(format!(
+            "{field}: {text:?} is neither a date like 2026-06-01T12:00:00Z nor milliseconds since 1970"
+        ))
+    })
 }
 
 /// The body, bounded.

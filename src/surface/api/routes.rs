@@ -26,6 +26,9 @@ const LIST: &[(&str, &str, &str)] = &[
     ("tenant", "string", "only of this tenant"),
     ("state", "string", "only in these states, with commas between"),
     ("prefix", "string", "only ids that start so"),
+    ("since", "string", "only those submitted at or after this: RFC 3339, or milliseconds since 1970"),
+    ("until", "string", "only those submitted before this"),
+    ("before", "string", "the next page: `next` of the last one"),
     ("array", "string", "only jobs of this array; without it jobs of arrays are left out"),
     ("limit", "integer", "at most so many, newest first (1 to 10000, default 100)"),
 ];

@@ -258,6 +258,15 @@ pub struct JobsArgs {
     /// Only in these states, with commas between
     #[arg(long)]
     pub states: Option<String>,
+    /// Only those submitted since then: a date (2026-06-01T12:00:00Z), or so long ago (2h)
+    #[arg(long, value_name = "WHEN")]
+    pub since: Option<String>,
+    /// Only those submitted before then
+    #[arg(long, value_name = "WHEN")]
+    pub until: Option<String>,
+    /// The next page: what the last one said
+    #[arg(long, value_name = "PLACE")]
+    pub before: Option<String>,
     /// At most so many, newest first
     #[arg(long, default_value_t = 100, value_name = "N")]
     pub limit: usize,
