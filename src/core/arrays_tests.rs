@@ -1,3 +1,5 @@
+//! Arrays and waiting jobs over a peer that is a mesh of its own.
+
 use crate::base::{Epoch, JobId};
 use crate::core::api::{ClientError, ClientRequest, ClientResponse, JobFilter};
 use crate::core::tenants::tests::Solo;

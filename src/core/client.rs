@@ -140,9 +140,6 @@ impl Peer {
         if let Err(error) = self.can_take(&spec) {
             return self.reply_error(token, error);
         }
-        if let Err(error) = self.after_known(&spec) {
-            return self.reply_error(token, error);
-        }
         self.clients.counter += 1;
         let sequence = self.clients.counter;
         let ring_key = Birth::ring_key(&spec.tenant, &self.cfg.name, sequence);
@@ -171,15 +168,6 @@ impl Peer {
         let (job, origin) = (record.id(), Origin::Job(record.birth));
         let task = Task::Create(Box::new(value), fresh);
         self.propose(origin, task, Purpose::Submit { token, job }, PATIENCE);
-    }
-
-    /// Waits only for jobs of its own tenant's mesh that were certified; of none of them it can be one.
-    fn after_known(&self, spec: &JobSpec) -> Result<(), ClientError> {
-        let sound = |after: &crate::model::array::After| !after.birth.homes.is_empty();
-        match spec.after.iter().find(|after| !sound(after)) {
-            Some(after) => Err(ClientError::NoSuchJob(after.birth.id())),
-            None => Ok(()),
-        }
     }
 
     /// A job that fits nowhere ever is refused at once; one that fits nowhere now waits.

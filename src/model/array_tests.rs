@@ -1,3 +1,5 @@
+//! Index lists, what a child is, and how an array and a waiting job come to their ends.
+
 use super::*;
 use crate::base::{BoundedVec, Home, PeerName, StoreId};
 use crate::model::record::{CancelIntent, Change};

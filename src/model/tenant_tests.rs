@@ -1,3 +1,5 @@
+//! The ledger and the cluster's half of a share, alone and together under crashes.
+
 use super::*;
 use crate::base::{Rng, StoreId};
 

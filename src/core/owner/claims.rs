@@ -230,7 +230,12 @@ impl Peer {
                 image: spec.image.is_some() || spec.run == Run::Image,
                 max_runtime: spec.max_runtime,
             };
-            let message = match self.speaks_terms(&cluster) {
+            let speaks = self.speaks_terms(&cluster);
+            if !speaks && self.card_of(&spec.tenant).is_some() {
+                // It could not be told of the tenant's limits.
+                continue;
+            }
+            let message = match speaks {
                 true => Message::ClaimWith {
                     claim: Box::new(claim),
                     terms: Terms {

@@ -191,6 +191,10 @@ impl Tenants {
                 tenants.spenders.insert(tenant.to_owned(), Spender::recovered(row));
             }
         }
+        // One that never held a share has no row of it.
+        for tenant in tenants.cards.keys() {
+            tenants.spenders.entry(tenant.clone()).or_default();
+        }
         Ok(tenants)
     }
 

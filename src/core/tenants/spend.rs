@@ -54,11 +54,13 @@ pub(super) struct Spender {
     told_at: Instant,
     looked_at: Instant,
     why: Option<String>,
+    /// The ledger may say that it holds more than it does: what became of its last change is not known.
+    unsure: bool,
 }
 
 impl Spender {
     pub fn recovered(row: Row) -> Self {
-        Spender { row, ..Self::default() }
+        Spender { row, unsure: true, ..Self::default() }
     }
 
     /// The limits were lowered.
@@ -303,7 +305,9 @@ impl Peer {
             () if over && (spare || quiet >= Span::secs(2)) => (share.min(needed), false),
             () if !wanted.within(&share) && may_ask => (share.max(wanted), true),
             () if spare && (idle || spender.refusals > 0 || card.removed) => (share.min(needed), false),
-            () if (rebinds && quiet >= Span::secs(1)) || tells => (share, false),
+            () if (rebinds && quiet >= Span::secs(1)) || tells || (spender.unsure && may_ask) => {
+                (share, false)
+            }
             () => {
                 let looks = !card.removed && !used.is_zero() && now.since(spender.looked_at) >= LOOK_EVERY;
                 if looks {
@@ -367,6 +371,7 @@ impl Peer {
                 spender.row.era = sent.adopts.unwrap_or(spender.row.era);
                 spender.told = sent.spent;
                 spender.row.over = ledger.is_over();
+                spender.unsure = false;
                 if sent.asks {
                     (spender.refusals, spender.why) = (0, None);
                 }
@@ -383,6 +388,7 @@ impl Peer {
             }
             _ => {
                 spender.again_at = now + Span::secs(1) + jitter;
+                spender.unsure = true;
                 spender.why = Some("the ledger cannot be reached".into());
                 self.count("shares_unknown");
             }
