@@ -197,6 +197,7 @@ impl Net {
                 Output::Backend(BackendCommand::Stop { key, .. }) => {
                     self.at(Span::millis(10), Event::Ended(from.clone(), key));
                 }
+                Output::Quarantine { .. } => panic!("nothing was put back here"),
                 Output::Backend(_) | Output::Flash(_) | Output::Renewed { .. } | Output::Event(_) => {}
             }
         }

@@ -101,6 +101,8 @@ fn record() -> JobRecord {
         placement: PlacementSpec::default(),
         data_sizes: Default::default(),
         groups: Default::default(),
+        array: None,
+        after: vec![],
         preemptible: None,
     };
     JobRecord::new(birth, spec, TraceId::default(), WallTime(1))

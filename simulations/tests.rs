@@ -58,6 +58,28 @@ fn seeds_hold_under_every_fault() {
     assert!(faults > 300 && moved > 30 && cancelled > 5 && ops > 2_000, "{faults} {moved} {cancelled} {ops}");
 }
 
+/// A limited tenant: what runs of it anywhere, as the machines saw it, never passes the limit.
+#[test]
+fn a_tenants_limit_holds_under_every_fault() {
+    let (mut moved, mut faults) = (0, 0);
+    for seed in 200..=240 {
+        let outcome = run(seed, &Fixed { limited: true, ..Fixed::default() });
+        holds(&outcome);
+        (moved, faults) = (moved + outcome.moved, faults + outcome.faults.values().sum::<u64>());
+    }
+    assert!(moved > 10 && faults > 200, "{moved} {faults}");
+}
+
+#[test]
+fn the_judge_sees_a_limit_that_is_passed() {
+    let told_wrong = |seed| {
+        let drawn = Scenario::draw(seed, &Fixed { limited: true, peers: Some(5), ..Fixed::default() });
+        World::new(Scenario { limit: Some(8), limit_told_wrong: 4, jobs: 15, ..drawn }).run()
+    };
+    let seen = (1..=5).any(|seed| told_wrong(seed).violations.iter().any(|v| v.starts_with("I5")));
+    assert!(seen, "12 GPUs of 8 ran and nobody saw it");
+}
+
 #[test]
 fn small_meshes_hold() {
     for peers in [1, 2] {

@@ -29,6 +29,10 @@ pub struct Scenario {
     pub only_cut: Option<Shape>,
     /// A planted bug, to show that the judge finds it.
     pub bug: Option<Bug>,
+    /// GPUs that the tenant of all jobs may run at once, over all clusters.
+    pub limit: Option<u32>,
+    /// Starling is told that many more: the judge must see it.
+    pub limit_told_wrong: u32,
     /// Round trips between regions; generated where none is given.
     pub rtt: Option<Arc<RttMatrix>>,
     /// Print what happens.
@@ -272,6 +276,8 @@ pub struct Fixed {
     pub peers: Option<usize>,
     pub jobs: Option<usize>,
     pub bug: Option<Bug>,
+    /// The tenant of all jobs is limited.
+    pub limited: bool,
     pub rtt: Option<Arc<RttMatrix>>,
     pub without: Vec<String>,
     pub trace: bool,
@@ -312,6 +318,8 @@ impl Scenario {
             cut_for,
             only_cut: None,
             bug: fixed.bug,
+            limit: fixed.limited.then_some(8 + (seed % 9) as u32),
+            limit_told_wrong: 0,
             rtt: fixed.rtt.clone(),
             trace: fixed.trace,
         };
@@ -375,7 +383,14 @@ impl Scenario {
     /// that run into their patience, claims and back-off, and the work itself, queued.
     pub fn settle_bound(&self) -> Span {
         let rounds = 2 + self.jobs.div_ceil(self.peers) as u64;
-        self.takeover_after().scale(2, 1) + Span::secs(50) + self.work_max.scale(rounds, 1)
+        // Under a limit jobs may have to run one after another, each after another cluster's share has come back: idle
+        // for 10 s, or lost, and asked for again at most 16 s later.
+        let turns = if self.limit.is_some() { self.jobs as u64 } else { 0 };
+        let turn = self.work_max + Span::secs(30);
+        self.takeover_after().scale(2, 1)
+            + Span::secs(50)
+            + self.work_max.scale(rounds, 1)
+            + turn.scale(turns, 1)
     }
 }
 

@@ -8,6 +8,8 @@ use starling::model::report::CapacityReport;
 use starling::model::spec::{Communication, JobSpec, OnLostContact, PlacementSpec, Run, Then};
 use starling::model::{NodeCapacity, Resources};
 
+/// Whose all jobs are.
+pub const TENANT: &str = "default";
 /// GPUs of one cluster.
 pub const GPUS: u32 = 8;
 
@@ -41,7 +43,7 @@ pub fn capacity(region: usize) -> CapacityReport {
 pub fn spec(name: &str, gpus: u32, grace: Span) -> JobSpec {
     JobSpec {
         name: name.into(),
-        tenant: "default".into(),
+        tenant: TENANT.into(),
         priority: 50,
         resources: Resources { gpus, gpu: vec![], cpus: MilliCpu(1000), memory: Bytes(0) },
         nodes: 1,
@@ -58,6 +60,8 @@ pub fn spec(name: &str, gpus: u32, grace: Span) -> JobSpec {
         placement: PlacementSpec::default(),
         data_sizes: Default::default(),
         groups: Default::default(),
+        array: None,
+        after: vec![],
         preemptible: None,
     }
 }

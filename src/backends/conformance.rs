@@ -55,6 +55,8 @@ pub fn spec(run: Run) -> JobSpec {
         placement: PlacementSpec::default(),
         data_sizes: Default::default(),
         groups: Default::default(),
+        array: None,
+        after: vec![],
         preemptible: None,
     }
 }

@@ -150,6 +150,10 @@ byte_id!(
     ContactId, 20, "contact id", base32, unbase32
 );
 byte_id!(
+    /// The id of a tenant's ledger; hashes the tenant and its home set.
+    LedgerId, 20, "ledger id", base32, unbase32
+);
+byte_id!(
     /// The identity of one peer's disk; a peer that comes back with another one is a new acceptor.
     StoreId, 16, "store id", hex, unhex
 );

@@ -99,6 +99,13 @@ impl Peer {
                 let report = self.why_spec(&spec);
                 self.reply(token, ClientResponse::Why(Box::new(report)));
             }
+            ClientRequest::TenantSet { tenant, patch } => self.tenant_set(token, tenant, patch),
+            ClientRequest::TenantGet { tenant } => self.tenant_get(token, tenant),
+            ClientRequest::Tenants => {
+                let tenants = self.tenants_known();
+                self.reply(token, ClientResponse::Tenants(tenants));
+            }
+            ClientRequest::TenantReclaim { tenant, cluster } => self.tenant_reclaim(token, tenant, &cluster),
             ClientRequest::Inspect => {
                 let inspect = self.inspect();
                 self.reply(token, ClientResponse::Inspect(Box::new(inspect)));
@@ -144,6 +151,10 @@ impl Peer {
         let birth = Birth { tenant: spec.tenant.clone(), minter: self.cfg.name.clone(), sequence, homes };
         let trace = TraceId(self.rng.bytes16());
         let record = JobRecord::new(birth, spec, trace, self.now.wall);
+        if record.array.is_some() && record.child_birth(0).is_none() {
+            // This life has given out half a thousand million numbers: the next one begins anew.
+            return self.reply_error(token, ClientError::TooMany(self.cfg.jobs_max));
+        }
         let value = Value::job(record.clone());
         match value.encode() {
             Err(ValueError::TooLarge(bytes)) => return self.reply_error(token, ClientError::TooLarge(bytes)),
@@ -167,6 +178,9 @@ impl Peer {
         let (held, _) = self.acceptor.counts();
         if held >= self.cfg.jobs_max {
             return Err(ClientError::TooMany(self.cfg.jobs_max));
+        }
+        if let Some(why) = self.quota_never(spec) {
+            return Err(ClientError::OverQuota(why));
         }
         if !spec.groups.list.is_empty() {
             return Err(ClientError::GroupsNotRun);
@@ -424,6 +438,7 @@ impl Peer {
             (Some(placement), JobState::Placed) => {
                 format!("placed at {}, which has not started it yet", placement.cluster)
             }
+            (None, JobState::Running) => record.reason.clone(),
             (Some(placement), _) => format!("runs at {} as epoch {}", placement.cluster, record.epoch),
             (None, _) => format!("pending ({}): {}", record.reason, summarize(&clusters)),
         };

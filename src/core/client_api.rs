@@ -6,8 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use super::placement::groups::GroupPlan;
 use super::placement::{Estimate, Reason};
+use super::tenants::TenantReport;
 use crate::base::{ContactId, Epoch, Home, JobId, PeerName, Span, WallTime};
 use crate::model::spec::JobSpec;
+use crate::model::tenant::LimitsPatch;
 use crate::model::{JobRecord, JobState};
 
 /// What a user may ask of the core. Everything else (logs, metrics) is the surface's.
@@ -81,6 +83,27 @@ pub enum ClientRequest {
         /// The spec.
         spec: Box<JobSpec>,
     },
+    /// Set a tenant's limits, or end them.
+    TenantSet {
+        /// Which.
+        tenant: String,
+        /// What to change; none ends the limits.
+        patch: Option<Box<LimitsPatch>>,
+    },
+    /// Read a tenant's ledger through its register.
+    TenantGet {
+        /// Which.
+        tenant: String,
+    },
+    /// Every tenant that has a ledger, as this peer knows it.
+    Tenants,
+    /// An operator says that a cluster is gone for good and what ran there has stopped: take its share back.
+    TenantReclaim {
+        /// Which tenant.
+        tenant: String,
+        /// Which cluster.
+        cluster: PeerName,
+    },
     /// Attempts at this cluster, claims in its queue in order, contacts, register counters.
     Inspect,
 }
@@ -90,6 +113,8 @@ pub enum ClientRequest {
 pub struct JobFilter {
     /// Only ids that start with this text.
     pub prefix: Option<String>,
+    /// Only jobs of this array; none leaves jobs of arrays out, unless they are looked for by their ids.
+    pub array: Option<JobId>,
     /// Only of this tenant.
     pub tenant: Option<String>,
     /// Only in these states; empty means all.
@@ -127,6 +152,10 @@ pub enum ClientResponse {
     },
     /// The checkpoint is published.
     Published,
+    /// A tenant.
+    Tenant(Box<TenantReport>),
+    /// All tenants that have ledgers.
+    Tenants(Vec<TenantReport>),
     /// One row per cluster.
     Why(Box<WhyReport>),
     /// This peer's insides.
@@ -189,6 +218,15 @@ pub enum ClientError {
         "a job with groups is planned by submit --dry-run only; this version does not run one: submit each group as a job of its own"
     )]
     GroupsNotRun,
+    /// The tenant's limits never let it run.
+    #[error("{0}")]
+    OverQuota(String),
+    /// No ledger of this tenant is known here: nothing limits it.
+    #[error("tenant {0} has no limits")]
+    NoSuchTenant(String),
+    /// That cluster holds no share.
+    #[error("{1} holds no share of tenant {0}")]
+    NoShare(String, PeerName),
     /// The idempotency key was used for another spec.
     #[error("the idempotency key was used for another job ({0})")]
     KeyReused(JobId),

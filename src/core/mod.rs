@@ -5,6 +5,7 @@
 
 pub mod acceptor;
 pub mod api;
+mod arrays;
 pub mod books;
 pub mod client;
 mod client_api;
@@ -25,6 +26,7 @@ pub mod ring;
 mod rows;
 mod scan;
 pub mod schedule;
+pub mod tenants;
 pub mod value;
 mod watch;
 

@@ -14,7 +14,7 @@ use super::message::{Message, Origin, RecordKey};
 use super::peer::{Peer, Timer};
 use super::propose::{OpResult, Task};
 use super::purpose::Purpose;
-use crate::base::{ContactId, Instant, JobId, PeerName, Span};
+use crate::base::{ContactId, Home, Instant, JobId, PeerName, Span};
 use crate::model::record::{Change, ContactChange};
 use crate::model::{JobRecord, JobState, Placement};
 use claims::{Laid, Offer, Strikes};
@@ -132,7 +132,7 @@ impl Owner {
     }
 }
 
-enum Lapse {
+pub(super) enum Lapse {
     /// Nothing is known of the contact: read it.
     Unseen,
     /// Wait until then.
@@ -146,7 +146,10 @@ enum Lapse {
 impl Peer {
     /// The members' order in driving a job; the first alive one acts.
     pub(super) fn acts_for(&self, record: &JobRecord) -> bool {
-        let homes = record.homes();
+        self.acts_for_homes(record.homes())
+    }
+
+    pub(super) fn acts_for_homes(&self, homes: &[Home]) -> bool {
         if self.view.isolated && homes.len() > 1 {
             return false;
         }
@@ -162,7 +165,7 @@ impl Peer {
         self.drive_at(job, self.now.mono);
     }
 
-    fn drive_at(&mut self, job: JobId, at: Instant) {
+    pub(super) fn drive_at(&mut self, job: JobId, at: Instant) {
         let driven = self.owner.jobs.entry(job).or_default();
         if driven.scheduled.is_none_or(|old| at < old || old < self.now.mono) {
             driven.scheduled = Some(at);
@@ -180,7 +183,12 @@ impl Peer {
     /// A register of this disk took a new value (perhaps not chosen): a hint to act on.
     pub(super) fn on_accepted(&mut self, key: &RecordKey) {
         match (key, self.acceptor.slot(key).and_then(|slot| slot.value.as_ref())) {
-            (RecordKey::Job(job), _) => self.drive_soon(*job),
+            (RecordKey::Job(job), _) => {
+                self.drive_soon(*job);
+                if let Some(record) = self.acceptor.job_shared(job) {
+                    self.child_ended(&record);
+                }
+            }
             (RecordKey::Contact(id), Some(Value::Contact(record))) => {
                 let (incarnation, nonce) = (record.incarnation, record.nonce);
                 self.owner.observe(*id, incarnation, nonce, self.now.mono);
@@ -210,6 +218,7 @@ impl Peer {
             return self.idle(job, &record);
         }
         match record.placement.clone() {
+            None if record.array.is_some() => self.drive_array(job, &record),
             None => self.drive_pending(job, &record),
             Some(placement) => self.drive_placed(job, &record, &placement),
         }
@@ -252,6 +261,7 @@ impl Peer {
 
     fn drop_driven(&mut self, job: JobId) {
         self.withdraw_all(job, None);
+        self.drop_array(&job);
         self.owner.jobs.remove(&job);
     }
 
@@ -287,6 +297,9 @@ impl Peer {
 
     fn drive_pending(&mut self, job: JobId, record: &JobRecord) {
         let now = self.now.mono;
+        if !self.after_met(job, record) {
+            return;
+        }
         let Some(driven) = self.owner.jobs.get_mut(&job) else { return };
         if driven.placing {
             return self.drive_at(job, now + CLAIM_EVERY);
@@ -389,14 +402,7 @@ impl Peer {
                 at.max(now + Span::millis(20)).min(now + self.cfg.renew_every.scale(2, 1))
             }
             Lapse::Unseen => {
-                if let Some(entry) = self.owner.observed.get_mut(&placement.contact) {
-                    if entry.reading {
-                        return retry;
-                    }
-                    entry.reading = true;
-                }
-                let origin = contact_origin(placement);
-                self.propose(origin, Task::Read, Purpose::Observe(placement.contact), PATIENCE);
+                self.observe_contact(placement);
                 retry
             }
             Lapse::Take(expect) => {
@@ -417,9 +423,21 @@ impl Peer {
         }
     }
 
+    /// Reads a contact of which nothing is known, unless that is under way.
+    pub(super) fn observe_contact(&mut self, placement: &Placement) {
+        if let Some(entry) = self.owner.observed.get_mut(&placement.contact) {
+            if entry.reading {
+                return;
+            }
+            entry.reading = true;
+        }
+        let purpose = Purpose::Observe(placement.contact);
+        self.propose(contact_origin(placement), Task::Read, purpose, PATIENCE);
+    }
+
     /// A contact that has been silent for a while is read once: what was heard of it may be older than
     /// what its homes hold, and a takeover that times an old nonce fails and waits all over again.
-    fn read_silent(&mut self, placement: &Placement) {
+    pub(super) fn read_silent(&mut self, placement: &Placement) {
         let (now, silent) = (self.now.mono, self.cfg.renew_every.scale(3, 2));
         let Some(seen) = self.owner.observed.get_mut(&placement.contact) else { return };
         if seen.reading || now.since(seen.first_seen) < silent || seen.read_for == Some(seen.newest) {
@@ -437,7 +455,7 @@ impl Peer {
         }
     }
 
-    fn lapse(&self, placement: &Placement, wait: Span) -> Lapse {
+    pub(super) fn lapse(&self, placement: &Placement, wait: Span) -> Lapse {
         let now = self.now.mono;
         let Some(seen) = self.owner.observed.get(&placement.contact) else { return Lapse::Unseen };
         let due = |from: Instant, then: Lapse| {
@@ -468,16 +486,17 @@ impl Peer {
         }
     }
 
-    pub(super) fn took_over(&mut self, contact: ContactId, job: JobId, result: OpResult) {
-        self.freeing(job, false);
+    /// A takeover on behalf of a job, or of a tenant's ledger.
+    pub(super) fn took_over(&mut self, contact: ContactId, job: Option<JobId>, result: OpResult) {
+        if let Some(job) = job {
+            self.freeing(job, false);
+            self.drive_soon(job);
+        }
         let now = self.now.mono;
-        let OpResult::Value { value: Value::Contact(seen), refused } = result else {
-            return self.drive_soon(job);
-        };
+        let OpResult::Value { value: Value::Contact(seen), refused } = result else { return };
         if refused.is_some() {
             // A newer renewal, or somebody else's takeover: time that from now on.
-            self.owner.learned(contact, seen.incarnation, seen.nonce, now);
-            return self.drive_soon(job);
+            return self.owner.learned(contact, seen.incarnation, seen.nonce, now);
         }
         let timed_from = self
             .owner
@@ -488,7 +507,7 @@ impl Peer {
         self.owner.taken(contact, seen.incarnation, seen.nonce, timed_from, now);
         self.count("takeovers");
         let cluster = seen.cluster.clone();
-        self.event("contact.taken_over", Some(job), format!("{cluster} was out of contact for its grace"));
+        self.event("contact.taken_over", job, format!("{cluster} was out of contact for its grace"));
         self.out.push(super::api::Output::Flash(Flash::Suspect { cluster }));
         // Every job bound there may be due now.
         self.drive_all();
@@ -527,6 +546,6 @@ impl Peer {
     }
 }
 
-fn contact_origin(placement: &Placement) -> Origin {
+pub(super) fn contact_origin(placement: &Placement) -> Origin {
     Origin::Contact(placement.cluster.clone(), placement.series, placement.contact_homes.to_vec())
 }

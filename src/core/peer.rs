@@ -7,6 +7,7 @@ use super::acceptor::{Acceptor, ValueError};
 use super::api::{
     BackendCommand, CoreConfig, DiskImage, Event, Flash, Input, InspectReport, Now, Output, Table, Write,
 };
+use super::arrays::Arrays;
 use super::client::Clients;
 use super::contact::Contacts;
 use super::executor::Executor;
@@ -17,6 +18,7 @@ use super::placement::Index;
 use super::propose::Proposer;
 use super::rehome::Keeper;
 use super::ring::Ring;
+use super::tenants::Tenants;
 use super::watch::Watch;
 use crate::base::{Home, Instant, JobId, PeerName, Rng, Span};
 use crate::model::policy::Policies;
@@ -64,6 +66,8 @@ pub struct Peer {
     pub(super) clients: Clients,
     pub(super) keeper: Keeper,
     pub(super) past: Past,
+    pub(super) tenants: Tenants,
+    pub(super) arrays: Arrays,
     pub(super) view: Arc<View>,
     pub(super) ring: Ring,
     pub(super) disk_full: bool,
@@ -94,6 +98,8 @@ impl Peer {
             contacts: Contacts::recover(rows(Table::Meta))?,
             clients: Clients::recover(rows(Table::Meta))?,
             keeper: Keeper::default(),
+            tenants: Tenants::recover(rows(Table::Meta))?,
+            arrays: Arrays::default(),
             view: Arc::default(),
             ring: Ring::default(),
             disk_full: false,
@@ -156,6 +162,7 @@ impl Peer {
             Input::Policies(policies) => self.on_policies(*policies),
         }
         self.run_timers();
+        self.flush_quota();
         self.flush_report();
         self.count_commit();
         std::mem::take(&mut self.out)
@@ -238,6 +245,7 @@ impl Peer {
             }
             Message::Look { birth } => self.on_look(birth),
             Message::Disk(word) => self.on_disk_word(from, word),
+            Message::Tenants(cards) => self.on_tenants(&cards),
         }
     }
 

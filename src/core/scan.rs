@@ -69,6 +69,10 @@ impl Acceptor {
             (filter.states.is_empty() || filter.states.contains(&r.state))
                 && filter.tenant.as_ref().is_none_or(|t| r.spec.tenant == *t)
                 && filter.since.is_none_or(|since| r.submitted_at >= since)
+                && match filter.array {
+                    Some(array) => r.array_of.is_some_and(|of| of.parent == array),
+                    None => filter.prefix.is_some() || r.array_of.is_none(),
+                }
         };
         if let Some(prefix) = &filter.prefix {
             // An id's text sorts as its bytes do.

@@ -1,6 +1,7 @@
 //! What people and peers say to each other: job specs, reports, records, configuration. Typed and
 //! valid once built; no I/O here.
 
+pub mod array;
 pub mod config;
 pub mod gpu;
 pub mod input;
@@ -14,6 +15,7 @@ pub mod report;
 pub mod report_json;
 pub mod spec;
 pub mod spec_input;
+pub mod tenant;
 pub mod timestamp;
 pub mod topology;
 

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::array::{After, ArraySpec};
 use crate::base::{Bytes, MilliCpu, PeerName, Span};
 
 /// Limits that a spec must keep; `spec_input` refuses what exceeds them, naming the field.
@@ -74,6 +75,12 @@ pub struct JobSpec {
     /// Task groups and what they send each other; empty for a job of one kind of node.
     #[serde(default)]
     pub groups: Groups,
+    /// Many jobs from one.
+    #[serde(default)]
+    pub array: Option<ArraySpec>,
+    /// Starts only when these have ended so; at most `array::AFTER_MAX`.
+    #[serde(default)]
+    pub after: Vec<After>,
     /// It may be stopped for a job of a higher priority, and runs again later. None: see `may_be_preempted`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preemptible: Option<bool>,

@@ -2,6 +2,7 @@
 //! 1970 (`…_at_ms`), lengths of time milliseconds (`…_ms`).
 
 mod mesh;
+mod tenants;
 
 use std::collections::BTreeMap;
 
@@ -14,6 +15,7 @@ use crate::core::placement::{Estimate, Reason};
 use crate::model::{JobRecord, JobSpec, JobState, Outcome};
 
 pub use mesh::*;
+pub use tenants::*;
 
 /// Answer to `POST /v1/jobs`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,6 +54,72 @@ pub struct CheckpointDocument {
     pub epoch: u64,
     /// Where it is.
     pub uri: String,
+}
+
+/// An array's progress.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ArrayDocument {
+    /// Its indices, as in a job file.
+    pub indices: String,
+    /// Jobs in all.
+    pub size: u32,
+    /// Jobs that may be unfinished at a time.
+    pub at_once: u32,
+    /// Jobs that are unfinished now.
+    pub under_way: u32,
+    /// Ended as succeeded.
+    pub succeeded: u32,
+    /// Ended as failed.
+    pub failed: u32,
+    /// Ended as cancelled.
+    pub cancelled: u32,
+}
+
+/// Of which array a job is part.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ArrayOfDocument {
+    /// The array.
+    pub id: JobId,
+    /// Its index there.
+    pub index: u32,
+}
+
+/// A job that another waits for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AfterDocument {
+    /// Which.
+    pub id: JobId,
+    /// How it must end.
+    pub on: String,
+    /// It did.
+    pub met: bool,
+}
+
+impl ArrayDocument {
+    fn of(record: &JobRecord) -> Option<Self> {
+        let (spec, state) = (record.spec.array.as_ref()?, record.array.as_ref()?);
+        Some(Self {
+            indices: spec.to_string(),
+            size: spec.len(),
+            at_once: spec.at_once,
+            under_way: state.opened - state.done().min(state.opened),
+            succeeded: state.ok,
+            failed: state.failed,
+            cancelled: state.cancelled,
+        })
+    }
+}
+
+impl AfterDocument {
+    fn of(record: &JobRecord) -> Vec<Self> {
+        let waits: Vec<u32> = record.waits_for().map(|(i, _)| i).collect();
+        let one = |(i, after): (u32, &crate::model::array::After)| Self {
+            id: after.birth.id(),
+            on: after.on.as_str().into(),
+            met: !waits.contains(&i),
+        };
+        (0u32..).zip(&record.spec.after).map(one).collect()
+    }
 }
 
 /// A job.
@@ -101,6 +169,15 @@ pub struct JobDocument {
     pub homes: Vec<PeerName>,
     /// Trace id.
     pub trace: String,
+    /// How far it has come, where it is an array.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub array: Option<ArrayDocument>,
+    /// Of which array it is part.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub array_of: Option<ArrayOfDocument>,
+    /// Jobs that it waits for, or waited for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub after: Vec<AfterDocument>,
     /// What was asked; left out of lists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spec: Option<JobSpec>,
@@ -135,6 +212,9 @@ impl JobDocument {
             losses: record.losses,
             homes: record.homes().iter().map(|home| home.peer.clone()).collect(),
             trace: record.trace.to_string(),
+            array: ArrayDocument::of(record),
+            array_of: record.array_of.map(|of| ArrayOfDocument { id: of.parent, index: of.index }),
+            after: AfterDocument::of(record),
             spec: with_spec.then(|| record.spec.clone()),
         }
     }

@@ -307,6 +307,12 @@ impl PeerHandle for Fake {
             }
             ClientRequest::Why { job } => self.record(job).map_or_else(|e| e, |_| self.why()),
             ClientRequest::WhySpec { .. } => self.why(),
+            ClientRequest::TenantSet { tenant, .. }
+            | ClientRequest::TenantGet { tenant }
+            | ClientRequest::TenantReclaim { tenant, .. } => {
+                ClientResponse::Error(ClientError::NoSuchTenant(tenant))
+            }
+            ClientRequest::Tenants => ClientResponse::Tenants(Vec::new()),
             ClientRequest::Inspect => {
                 let state = self.state.lock().expect("state");
                 let counters = BTreeMap::from([("commits".into(), 7)]);

@@ -230,7 +230,12 @@ impl Peer {
                 image: spec.image.is_some() || spec.run == Run::Image,
                 max_runtime: spec.max_runtime,
             };
-            let message = match self.speaks_terms(&cluster) {
+            let speaks = self.speaks_terms(&cluster);
+            if !speaks && self.card_of(&spec.tenant).is_some() {
+                // It could not be told of the tenant's limits.
+                continue;
+            }
+            let message = match speaks {
                 true => Message::ClaimWith {
                     claim: Box::new(claim),
                     terms: Terms {
@@ -238,6 +243,7 @@ impl Peer {
                         token: token.as_ref() == Some(&cluster),
                         // Between peers whose clocks differ this is off by as much: it only orders a tenant's own jobs.
                         waited: Span::millis(self.now.wall.0.saturating_sub(record.submitted_at.0)),
+                        card: self.card_of(&spec.tenant),
                     },
                 },
                 false => Message::Claim(Box::new(claim)),
@@ -403,6 +409,8 @@ impl Peer {
                 None => {
                     row.claim = laid.ahead;
                     row.reasons.push(Reason::ClaimStands { ahead: laid.ahead });
+                    let waits = Some(&laid.prospects.waits).filter(|waits| !waits.is_empty());
+                    row.reasons.extend(waits.map(|why| Reason::Quota { text: why.clone(), passing: true }));
                 }
             }
         }

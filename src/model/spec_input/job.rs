@@ -49,6 +49,8 @@ pub fn read(root: Field, defaults: &SpecDefaults, m: &mut Mistakes) -> Option<Pa
     let contact = OnLostContact { grace: defaults.grace, then: Then::default() };
     let on_lost_contact = fields.take("on_lost_contact", m).and_then(|f| parts::lost_contact(f, contact, m));
     let placement = fields.take("placement", m).and_then(|f| parts::placement(f, m));
+    let array = fields.take("array", m).and_then(|f| super::array::array(f, m));
+    let after = fields.take("after", m).map(|f| super::array::after(f, m)).unwrap_or_default();
     let preemptible = fields.take("preemptible", m).and_then(|f| f.flag(m));
     fields.finish(m, JOB, FAMILIAR_JOB);
 
@@ -73,10 +75,12 @@ pub fn read(root: Field, defaults: &SpecDefaults, m: &mut Mistakes) -> Option<Pa
         retries: retries.unwrap_or(0),
         on_lost_contact: on_lost_contact.unwrap_or(contact),
         placement: placement.unwrap_or_default(),
+        array,
+        after: Vec::new(),
         preemptible,
         name: name.clone(),
     };
-    Some(ParsedSpec { spec, key: job_id.then_some(name) })
+    Some(ParsedSpec { spec, key: job_id.then_some(name), after })
 }
 
 /// Takes the key or the job request's name for it; both at once is a mistake.

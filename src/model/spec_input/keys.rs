@@ -42,8 +42,8 @@ pub const JOB: &[Key] = &[
     ready("max_runtime_seconds"),
     ready("groups"),
     ready("traffic"),
-    later("array"),
-    later("after"),
+    ready("array"),
+    ready("after"),
     later("reservation"),
     later("quota"),
     later("service"),
@@ -58,6 +58,8 @@ pub const DATA: &[Key] = &[ready("uri"), ready("size"), later("stage")];
 pub const CHECKPOINT: &[Key] = &[ready("path"), ready("every")];
 /// Keys of `on_lost_contact`.
 pub const LOST_CONTACT: &[Key] = &[ready("grace"), ready("then")];
+/// Keys of one entry of `after`.
+pub const AFTER: &[Key] = &[ready("job"), ready("on")];
 /// Keys of `placement`.
 pub const PLACEMENT: &[Key] = &[
     ready("policy"),
@@ -82,6 +84,7 @@ pub const SECTIONS: &[(&str, &[Key])] = &[
     ("data", DATA),
     ("checkpoint", CHECKPOINT),
     ("on_lost_contact", LOST_CONTACT),
+    ("after", AFTER),
     ("placement", PLACEMENT),
     ("groups", GROUPS),
     ("traffic", TRAFFIC),
@@ -139,8 +142,9 @@ pub(super) const FAMILIAR_JOB: &[Familiar] = &[
     ("backends", "there are clusters, not clouds: see placement"),
     ("use_spot", "write preemptible: true"),
     ("spot_policy", "write preemptible: true"),
-    ("dependency", "write after (not supported by this peer yet)"),
-    ("depends_on", "write after (not supported by this peer yet)"),
+    ("dependency", "write after: {job: ID, on: ok}"),
+    ("depends_on", "write after: ID"),
+    ("array_size", "write array: 0-99"),
     ("max_price", "write placement: {price_max: …}"),
     ("grace", "write on_lost_contact: {grace: 2m}"),
     ("type", "remove it: every document is one job"),

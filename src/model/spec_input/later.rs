@@ -10,12 +10,9 @@ enum Shape {
     Map,
     Words,
     Flag,
-    Index,
 }
 
 const SHAPES: &[(&str, Shape, &str)] = &[
-    ("array", Shape::Index, "must be a count or an index list such as 0-99"),
-    ("after", Shape::Words, "must be a job id or a list of them"),
     ("reservation", Shape::Words, "must be a reservation's name"),
     ("quota", Shape::Words, "must be a quota's name"),
     ("service", Shape::Map, "must be a mapping"),
@@ -28,10 +25,6 @@ fn has_shape(value: &Value, shape: Shape) -> bool {
         (Shape::Map, Value::Map(_)) | (Shape::Flag, Value::Bool(_)) => true,
         (Shape::Words, Value::List(items)) => !items.is_empty() && items.iter().all(|n| text(&n.value)),
         (Shape::Words, value) => text(value),
-        (Shape::Index, Value::Int(n)) => (0..=1_000_000).contains(n),
-        (Shape::Index, Value::Text(t)) => {
-            !t.is_empty() && t.chars().all(|c| c.is_ascii_digit() || "-,:%".contains(c))
-        }
         _ => false,
     }
 }

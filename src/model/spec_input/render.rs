@@ -4,6 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::parts::POLICIES;
 use crate::base::{Bytes, MilliCpu};
+use crate::model::array::After;
 use crate::model::input::words::{size_text, span_text};
 use crate::model::spec::{Communication, Group, JobSpec, PlacementSpec, Resources, Run, Then, Traffic};
 
@@ -89,6 +90,13 @@ fn document(spec: &JobSpec) -> Vec<(String, Value)> {
     put("on_lost_contact", json!({"grace": grace, "then": then}));
     if spec.placement != PlacementSpec::default() {
         put("placement", placement(&spec.placement));
+    }
+    if let Some(array) = &spec.array {
+        put("array", json!(array.to_string()));
+    }
+    if !spec.after.is_empty() {
+        let one = |a: &After| json!({"job": a.birth.id().to_string(), "on": a.on.as_str()});
+        put("after", Value::Array(spec.after.iter().map(one).collect()));
     }
     if let Some(may) = spec.preemptible {
         put("preemptible", json!(may));

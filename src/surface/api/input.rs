@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::limits::BODY_BYTES_MAX;
 use super::{ApiError, ApiResult};
 use crate::base::{PeerName, Span, WallTime};
+use crate::model::array::On;
 use crate::model::spec::limits::DOCUMENT_BYTES_MAX;
 use crate::model::spec_input::SpecDefaults;
 use crate::model::{JobSpec, timestamp};
@@ -125,6 +126,8 @@ pub struct Submission {
     pub spec: JobSpec,
     /// Its idempotency key.
     pub key: Option<String>,
+    /// Jobs that it waits for, as written.
+    pub after: Vec<(String, On)>,
 }
 
 #[derive(Deserialize)]
@@ -161,7 +164,7 @@ pub fn submission(headers: &HeaderMap, body: &Bytes, defaults: &SpecDefaults) ->
     {
         return Err(ApiError::BadRequest(format!("key: not 1 to {KEY_BYTES_MAX} visible ASCII characters")));
     }
-    Ok(Submission { spec: parsed.spec, key })
+    Ok(Submission { spec: parsed.spec, key, after: parsed.after })
 }
 
 /// A JSON object with `spec` in it is an envelope; every other text is the spec itself.

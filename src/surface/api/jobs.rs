@@ -19,6 +19,7 @@ use crate::base::{Epoch, JobId, PeerName, Span};
 use crate::core::api::JobFilter;
 use crate::core::{ClientRequest, ClientResponse};
 use crate::model::JobRecord;
+use crate::model::array::After;
 use crate::model::report::{Liveness, View};
 use crate::surface::documents::*;
 
@@ -48,7 +49,13 @@ pub async fn submit(
     body: Bounded,
 ) -> ApiResult<Response> {
     let submission = input::submission(&headers, &body.0, &api.handle.spec_defaults())?;
-    let spec = Box::new(submission.spec);
+    let mut spec = Box::new(submission.spec);
+    for (text, on) in submission.after {
+        // It must be there, so nothing can wait for itself, nor in a circle.
+        let job = resolve::resolve(&api, &text).await?;
+        let birth = resolve::get(&api, job).await?.birth;
+        spec.after.push(After { birth, on });
+    }
     if query.dry_run {
         let ClientResponse::Why(why) = api.call(ClientRequest::WhySpec { spec }).await? else {
             return Err(ApiError::Internal("why"));
@@ -94,6 +101,7 @@ pub struct ListQuery {
     until: Option<String>,
     before: Option<String>,
     limit: Option<usize>,
+    array: Option<String>,
 }
 
 impl ListQuery {
@@ -111,7 +119,10 @@ impl ListQuery {
         let states = self.state.as_deref().map(resolve::states).transpose()?.unwrap_or_else(BTreeSet::new);
         let moment =
             |field, text: &Option<String>| text.as_ref().map(|t| input::moment(field, t)).transpose();
+        let array = self.array.as_deref().map(str::parse).transpose();
+        let array = array.map_err(|_| ApiError::BadRequest("array: not a job id".into()))?;
         Ok(JobFilter {
+            array,
             since: moment("since", &self.since)?,
             until: moment("until", &self.until)?,
             before: self.before.as_deref().map(resolve::place).transpose()?,
@@ -125,7 +136,11 @@ impl ListQuery {
 
 /// `GET /v1/jobs`
 pub async fn list(State(api): State<Api>, Q(query): Q<ListQuery>) -> ApiResult<Json<JobList>> {
-    resolve::list(&api, &query.filter()?).await.map(Json)
+    let array = match &query.array {
+        Some(text) => Some(resolve::resolve(&api, text).await?.to_string()),
+        None => None,
+    };
+    resolve::list(&api, &ListQuery { array, ..query }.filter()?).await.map(Json)
 }
 
 /// `GET /v1/jobs/{id}`

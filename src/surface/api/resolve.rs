@@ -164,6 +164,9 @@ fn local_uri(filter: &JobFilter) -> String {
     if let Some((at, id)) = filter.before {
         uri.push_str(&format!("&before={}", place_text(at.0, id)));
     }
+    if let Some(array) = filter.array {
+        uri.push_str(&format!("&array={array}"));
+    }
     uri
 }
 
@@ -185,8 +188,20 @@ fn state(text: &str) -> ApiResult<JobState> {
         })
 }
 
-/// The job that an id or the start of one names.
+/// The job that an id or the start of one names; `ID.7` is job 7 of an array.
 pub async fn resolve(api: &Api, text: &str) -> ApiResult<JobId> {
+    let Some((array, index)) = text.split_once('.') else { return resolve_one(api, text).await };
+    let index: u32 = index.parse().map_err(|_| ApiError::BadRequest("id: not ID.INDEX".into()))?;
+    let record = get(api, resolve_one(api, array).await?).await?;
+    let rank = record.spec.array.as_ref().and_then(|array| array.rank(index));
+    match rank.and_then(|rank| record.child_birth(rank)) {
+        Some(birth) => Ok(birth.id()),
+        None if record.spec.array.is_some() => Err(ApiError::NoJob(format!("{index} in array {array}"))),
+        None => Err(ApiError::NoJob(format!("{text}: {array} is no array"))),
+    }
+}
+
+async fn resolve_one(api: &Api, text: &str) -> ApiResult<JobId> {
     let text = text.to_ascii_lowercase();
     if let Ok(id) = text.parse() {
         return Ok(id);

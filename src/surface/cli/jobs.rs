@@ -29,6 +29,7 @@ pub async fn list(asking: &Asking, args: JobsArgs) -> CommandResult {
         ("since", &since),
         ("until", &until),
         ("before", &args.before),
+        ("array", &args.array),
     ];
     for (name, value) in asked {
         if let Some(value) = value {
@@ -97,6 +98,18 @@ fn job_text(asking: &Asking, job: &JobDocument) -> String {
         ("submitted", age(job.submitted_at_ms)),
         ("homes", homes.join(", ")),
     ];
+    rows.extend(job.array.as_ref().map(|a| {
+        let text = format!(
+            "{} jobs {}: {} under way, {} succeeded, {} failed, {} cancelled",
+            a.size, a.indices, a.under_way, a.succeeded, a.failed, a.cancelled
+        );
+        ("array", text)
+    }));
+    rows.extend(job.array_of.as_ref().map(|of| ("array", format!("job {} of {}", of.index, of.id.short()))));
+    rows.extend(job.after.iter().map(|a| {
+        let met = if a.met { "it did" } else { "not yet" };
+        ("after", format!("{} ends as {}: {met}", a.id.short(), a.on))
+    }));
     rows.extend(job.finished_at_ms.map(|at| ("finished", age(at))));
     rows.extend(job.cancelled_by.as_ref().map(|by| ("cancel", format!("asked by {}", plain(by)))));
     rows.extend(
