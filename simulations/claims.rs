@@ -216,6 +216,7 @@ impl Net {
                 Output::Backend(BackendCommand::Stop { key, .. }) => {
                     self.at(Span::millis(10), Event::Ended(from.clone(), key));
                 }
+                Output::Quarantine { .. } => panic!("nothing was put back here"),
                 Output::Backend(_) | Output::Flash(_) | Output::Renewed { .. } | Output::Event(_) => {}
             }
         }
@@ -356,6 +357,7 @@ fn config() -> CoreConfig {
         name: name("x"),
         store: StoreId([0; 16]),
         boot: 1,
+        first_boot: true,
         replicas: 3,
         renew_every: RENEW,
         rho_milli: 10,

@@ -14,7 +14,7 @@ use super::message::{Message, Origin, RecordKey};
 use super::peer::{Peer, Timer};
 use super::propose::{OpResult, Task};
 use super::purpose::Purpose;
-use crate::base::{ContactId, Instant, JobId, PeerName, Span};
+use crate::base::{ContactId, Home, Instant, JobId, PeerName, Span};
 use crate::model::record::{Change, ContactChange};
 use crate::model::{JobRecord, JobState, Placement};
 use claims::{Laid, Offer, Strikes};

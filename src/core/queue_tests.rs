@@ -118,12 +118,15 @@ impl Mesh {
                     pue_milli: 1_000,
                     nodes: site.nodes.clone(),
                     container_runtime: None,
+                    terms: Default::default(),
                 }),
                 queue: site.told.0.clone(),
                 contact: site.told.1.clone(),
                 health: Some(HealthReport::default()),
                 build: Some(BuildReport { version: String::new(), wire: self.wire }),
                 links: Vec::new(),
+                data: None,
+                images: None,
                 heard_at: self.now,
             };
             let member = MemberView {

@@ -133,7 +133,7 @@ impl ArraySpec {
     pub fn rank(&self, index: u32) -> Option<u32> {
         let mut before = 0;
         for range in &self.ranges {
-            if (range.from..=range.to).contains(&index) && (index - range.from) % range.step == 0 {
+            if (range.from..=range.to).contains(&index) && (index - range.from).is_multiple_of(range.step) {
                 return Some(before + (index - range.from) / range.step);
             }
             before += range.len();

@@ -410,7 +410,7 @@ impl Peer {
                     row.claim = laid.ahead;
                     row.reasons.push(Reason::ClaimStands { ahead: laid.ahead });
                     let waits = Some(&laid.prospects.waits).filter(|waits| !waits.is_empty());
-                    row.reasons.extend(waits.map(|why| Reason::Quota { why: why.clone(), passing: true }));
+                    row.reasons.extend(waits.map(|why| Reason::Quota { text: why.clone(), passing: true }));
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! The document's top level.
 
 use super::keys::{FAMILIAR_JOB, JOB};
-use super::{ParsedSpec, SpecDefaults, groups, later, parts};
+use super::{ParsedSpec, SpecDefaults, later, parts};
 use crate::base::Span;
 use crate::model::input::{Field, Fields, Mistakes, Value, words};
 use crate::model::spec::{CheckpointSpec, Communication, JobSpec, OnLostContact, Run, Then, limits};
