@@ -193,7 +193,9 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
         started_at: clock::wall(),
         grace: settings.grace,
     }));
-    let router = crate::surface::api::router(node.clone());
+    let memory = Arc::new(crate::surface::web::Memory::default());
+    tracker.spawn(crate::surface::web::watch(node.clone(), memory.clone(), cancel.clone()));
+    let router = crate::surface::api::router_with(node.clone(), memory);
     tracker.spawn(tasks::incoming(core.clone(), mesh.clone(), router.clone(), incoming, cancel.clone()));
     let health =
         tasks::Health { core, mesh, store, backend: backend.clone(), reserve: settings.disk_reserve };

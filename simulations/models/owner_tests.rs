@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use starling::base::{BoundedVec, Home, Instant, PeerName, Span, StoreId, WallTime};
 use starling::core::acceptor::{Acceptor, Room};
 use starling::core::api::Output;
+use starling::core::api::Pace;
 use starling::core::message::{
     Ballot, Message, Origin, RecordKey, RegisterAnswer, RegisterBody, RegisterRequest,
 };
 use starling::core::value::Value;
-use starling::core::api::Pace;
 use starling::core::{CoreConfig, DiskImage, Input, Now, Peer};
 use starling::model::record::{Change, contact_id};
 use starling::model::report::{Liveness, MemberView, View};

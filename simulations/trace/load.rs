@@ -82,9 +82,8 @@ fn rows(path: &Path, wanted: &[usize], may: &[usize]) -> Result<Vec<Vec<String>>
     };
     let mut places = Vec::new();
     for &column in wanted {
-        let at = find(column).ok_or_else(|| {
-            format!("{}: no column named {}", path.display(), COLUMNS[column].join(" or "))
-        })?;
+        let at = find(column)
+            .ok_or_else(|| format!("{}: no column named {}", path.display(), COLUMNS[column].join(" or ")))?;
         places.push(Some(at));
     }
     places.extend(may.iter().map(|&column| find(column)));
@@ -238,9 +237,8 @@ impl Trace {
         while parts.iter().sum::<u32>() as usize != clusters {
             let more = (parts.iter().sum::<u32>() as usize) < clusters;
             let lack = |i: &usize| share(&self.sites[*i]) - f64::from(parts[*i]);
-            let open = (0..parts.len()).filter(|&i| {
-                if more { parts[i] < self.sites[i].nodes } else { parts[i] > 1 }
-            });
+            let open = (0..parts.len())
+                .filter(|&i| if more { parts[i] < self.sites[i].nodes } else { parts[i] > 1 });
             let next = if more {
                 open.max_by(|a, b| lack(a).total_cmp(&lack(b)))
             } else {

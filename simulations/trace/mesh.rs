@@ -162,10 +162,10 @@ impl Sim<'_> {
             Event::Submit(n) => {
                 let job = &self.trace.jobs[n];
                 let spec = Box::new(shapes::spec(job, format!("j{n}")));
-                self.input(job.home, Input::Client {
-                    token: n as u64,
-                    request: ClientRequest::Submit { spec, key: None },
-                });
+                self.input(
+                    job.home,
+                    Input::Client { token: n as u64, request: ClientRequest::Submit { spec, key: None } },
+                );
             }
             Event::Deliver { to, from, message } => {
                 if self.setting.trace {
@@ -239,7 +239,9 @@ impl Sim<'_> {
                 Output::Reply { token, response: ClientResponse::Error(error) } => {
                     self.error = Some(format!("job {token} was refused: {error}"));
                 }
-                Output::Backend(BackendCommand::Start(start)) => self.starts(i, start.key, &start.spec.name, wrote),
+                Output::Backend(BackendCommand::Start(start)) => {
+                    self.starts(i, start.key, &start.spec.name, wrote)
+                }
                 Output::Backend(BackendCommand::Stop { key, .. }) => {
                     self.error = Some(format!("{key} was stopped, though nothing fails here"));
                 }

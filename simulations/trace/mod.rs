@@ -21,7 +21,8 @@ use load::Trace;
 use result::{Row, words};
 use rivals::Rival;
 
-pub const USAGE: &str = "simulate trace [--jobs FILE --nodes FILE] [--months 10,11|all] [--rtt FILE] [--load 0.9] [--clusters N]
+pub const USAGE: &str =
+    "simulate trace [--jobs FILE --nodes FILE] [--months 10,11|all] [--rtt FILE] [--load 0.9] [--clusters N]
                [--limit N] [--only NAME,NAME] [--seed S] [--seeds N] [--replicas 1|3|5] [--claims N]
                [--svg FILE] [--trace] [--json]";
 
@@ -188,8 +189,7 @@ pub fn command(args: &[String]) -> Result<ExitCode, String> {
         let n = trace.sites.len();
         let rtt = table.clone().unwrap_or_else(|| RttMatrix::generated(&mut Rng::new(seed), n));
         let net = Net::new(rtt, n);
-        let setting =
-            mesh::Setting { replicas: ask.replicas, claims: ask.claims, seed, trace: ask.trace };
+        let setting = mesh::Setting { replicas: ask.replicas, claims: ask.claims, seed, trace: ask.trace };
         if last.is_none() {
             eprintln!("{}", about(&trace, ask.load));
         }
@@ -233,7 +233,16 @@ fn show(ask: &Ask, trace: &Trace, rows: &[Row]) -> Result<(), String> {
     } else {
         let mut table = Table::new();
         table.load_preset(UTF8_HORIZONTAL_ONLY);
-        table.set_header(["scheduler", "completion", "of central's", "wait", "median", "p99", "of central's", "longest"]);
+        table.set_header([
+            "scheduler",
+            "completion",
+            "of central's",
+            "wait",
+            "median",
+            "p99",
+            "of central's",
+            "longest",
+        ]);
         for column in table.column_iter_mut().skip(1) {
             column.set_cell_alignment(CellAlignment::Right);
         }

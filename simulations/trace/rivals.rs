@@ -54,14 +54,30 @@ pub const VIEW_EVERY: Span = Span::secs(10);
 enum Event {
     Arrives(usize),
     /// A job, or a probe for it, reaches a cluster.
-    Comes { job: usize, site: usize },
+    Comes {
+        job: usize,
+        site: usize,
+    },
     /// A cluster has room for a job that waits elsewhere, too: it asks the job's user's side.
-    Asks { job: usize, site: usize },
+    Asks {
+        job: usize,
+        site: usize,
+    },
     /// The answer.
-    Told { job: usize, site: usize, yes: bool },
+    Told {
+        job: usize,
+        site: usize,
+        yes: bool,
+    },
     /// It started elsewhere.
-    Gone { job: usize, site: usize },
-    Ends { job: usize, site: usize },
+    Gone {
+        job: usize,
+        site: usize,
+    },
+    Ends {
+        job: usize,
+        site: usize,
+    },
 }
 
 struct Place {
@@ -241,7 +257,8 @@ impl Sim<'_> {
         let wanted = self.trace.jobs[job];
         let mut view = View::default();
         for (i, (site, queue)) in self.trace.sites.iter().zip(&self.told.1).enumerate() {
-            view.members.insert(shapes::name(i), shapes::member(i, site, Some(queue.clone()), None, self.now));
+            view.members
+                .insert(shapes::name(i), shapes::member(i, site, Some(queue.clone()), None, self.now));
         }
         let spec = shapes::spec(&wanted, String::new());
         let sent = &mut self.sent[wanted.home];
@@ -270,8 +287,7 @@ impl Sim<'_> {
             let wanted = &self.trace.jobs[*job];
             let shape = (wanted.nodes, wanted.gpus);
             let need = shapes::need(wanted);
-            let shares =
-                if failed.contains(&shape) { None } else { place.books.fit(wanted.nodes, &need) };
+            let shares = if failed.contains(&shape) { None } else { place.books.fit(wanted.nodes, &need) };
             if let Some(shares) = shares {
                 place.books.take(&shares, &need);
                 found.push((*arrived, *job, shares));
@@ -312,9 +328,8 @@ impl Sim<'_> {
             let wanted = &self.trace.jobs[*job];
             let shape = (wanted.nodes, wanted.gpus);
             let need = shapes::need(wanted);
-            let mut open: Vec<usize> = (0..self.places.len())
-                .filter(|&i| !closed[i] && self.trace.sites[i].fits(wanted))
-                .collect();
+            let mut open: Vec<usize> =
+                (0..self.places.len()).filter(|&i| !closed[i] && self.trace.sites[i].fits(wanted)).collect();
             if !failed.contains(&shape) {
                 // The least loaded first, as production's score has it.
                 open.sort_by(|&a, &b| {

@@ -8,6 +8,7 @@ use axum::routing::{MethodRouter, delete, get, post};
 
 use super::{Api, ApiError, events, jobs, limits, local, logs, mesh, metrics, openapi, operator};
 use crate::runtime::PeerHandle;
+use crate::surface::web::{self, Memory};
 
 /// One route: what the router does and what the OpenAPI document says.
 pub(crate) struct Route {
@@ -85,7 +86,12 @@ pub(crate) const ROUTES: &[Route] = &[
 
 /// The API of one peer.
 pub fn router(handle: Arc<dyn PeerHandle>) -> Router {
-    build(Api { handle, limits: Arc::default() })
+    router_with(handle, Arc::default())
+}
+
+/// The same with what the page remembers, which `web::watch` fills.
+pub fn router_with(handle: Arc<dyn PeerHandle>, memory: Arc<Memory>) -> Router {
+    build(Api { handle, limits: Arc::default(), memory })
 }
 
 pub(crate) fn build(api: Api) -> Router {
@@ -94,6 +100,7 @@ pub(crate) fn build(api: Api) -> Router {
         router = router.route(route.path, (route.handler)());
     }
     router
+        .merge(web::routes())
         .method_not_allowed_fallback(|request: Request| async move {
             ApiError::Method(request.method().to_string())
         })

@@ -85,6 +85,8 @@ pub enum Command {
     View(ViewArgs),
     /// Show the peer that answers
     Peer,
+    /// Print the address of the peer's page, with the token that opens it
+    Page,
     /// Print events as they come
     Events(EventsArgs),
     /// Make join tokens
