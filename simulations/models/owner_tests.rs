@@ -47,6 +47,7 @@ impl Homes {
             retain: Span::FOREVER,
             retain_jobs: 10,
             nodes: Vec::new(),
+            schedule: Default::default(),
             runs_images: false,
             pace: Pace::default(),
             seed: 1,

@@ -144,12 +144,14 @@ impl Sim<'_> {
             retain: Span::secs(3_600),
             retain_jobs: 100_000,
             nodes: shapes::nodes(&self.trace.sites[i]),
+            schedule: Default::default(),
             runs_images: false,
             pace: Pace {
                 claim_every_max: Span::secs(300),
                 claim_for: Span::secs(900),
                 queue_every: Span::secs(60),
                 sweep_every: Span::secs(600),
+                idle_every: Span::secs(600),
                 idle_every_max: Span::secs(6 * 3_600),
             },
             seed,
@@ -219,7 +221,7 @@ impl Sim<'_> {
         }
         self.nodes[i].seen = (round, self.reports);
         let now = self.time();
-        let out = self.nodes[i].core.step(now, Input::View(view));
+        let out = self.nodes[i].core.step(now, Input::View(Arc::new(view)));
         self.outputs(i, out);
     }
 

@@ -8,6 +8,8 @@ mod picture;
 pub mod result;
 pub mod rivals;
 mod shapes;
+#[cfg(test)]
+mod tests;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -178,7 +178,8 @@ impl Sim<'_> {
             }
             Event::Told { job, site, yes: false } => {
                 if let Some(shares) = self.places[site].held.remove(&job) {
-                    self.places[site].books.give(&shares, &shapes::need(&self.trace.jobs[job]));
+                    let need = self.places[site].books.need(&shapes::need(&self.trace.jobs[job]));
+                    self.places[site].books.give(&shares, &need);
                     self.pass(site);
                 }
             }
@@ -193,7 +194,8 @@ impl Sim<'_> {
             Event::Ends { job, site } => {
                 self.times.ended[job] = Some(self.now);
                 if let Some(shares) = self.places[site].held.remove(&job) {
-                    self.places[site].books.give(&shares, &shapes::need(&self.trace.jobs[job]));
+                    let need = self.places[site].books.need(&shapes::need(&self.trace.jobs[job]));
+                    self.places[site].books.give(&shares, &need);
                 }
                 if self.rival == Rival::Central { self.pass_central() } else { self.pass(site) }
             }
@@ -286,7 +288,7 @@ impl Sim<'_> {
         for (arrived, job) in &place.line {
             let wanted = &self.trace.jobs[*job];
             let shape = (wanted.nodes, wanted.gpus);
-            let need = shapes::need(wanted);
+            let need = place.books.need(&shapes::need(wanted));
             let shares = if failed.contains(&shape) { None } else { place.books.fit(wanted.nodes, &need) };
             if let Some(shares) = shares {
                 place.books.take(&shares, &need);
@@ -336,11 +338,11 @@ impl Sim<'_> {
                     let share = |i: usize| free[i] as f64 / self.trace.sites[i].gpus_total() as f64;
                     share(b).total_cmp(&share(a)).then(a.cmp(&b))
                 });
-                let got = open
-                    .iter()
-                    .filter(|&&i| free[i] >= wanted.gpus_total())
-                    .find_map(|&i| self.places[i].books.fit(wanted.nodes, &need).map(|shares| (i, shares)));
-                if let Some((i, shares)) = got {
+                let got = open.iter().filter(|&&i| free[i] >= wanted.gpus_total()).find_map(|&i| {
+                    let need = self.places[i].books.need(&need);
+                    self.places[i].books.fit(wanted.nodes, &need).map(|shares| (i, need, shares))
+                });
+                if let Some((i, need, shares)) = got {
                     self.places[i].books.take(&shares, &need);
                     free[i] -= wanted.gpus_total();
                     found.push((*arrived, *job, i, shares));

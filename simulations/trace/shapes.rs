@@ -1,13 +1,16 @@
 //! Clusters and jobs of a trace in the product's own words.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use starling::base::units::{Bytes, MilliCpu};
 use starling::base::{Instant, PeerName, Span, StoreId};
+use starling::core::message::SPEAKS;
 use starling::model::report::{
-    CapacityReport, ContactReport, HealthReport, Liveness, MemberView, QueueReport,
+    BuildReport, CapacityReport, ContactReport, HealthReport, Liveness, MemberView, QueueReport,
 };
-use starling::model::spec::{Communication, JobSpec, OnLostContact, PlacementSpec, Run, Then};
+use starling::model::spec::JobSpec;
+use starling::model::spec_input::parse_spec;
 use starling::model::{NodeCapacity, Report, Resources};
 
 use super::load::{Job, Site};
@@ -43,25 +46,12 @@ pub fn need(job: &Job) -> Resources {
     Resources { gpus: job.gpus, gpu: vec![], cpus: MilliCpu(1000), memory: Bytes(0) }
 }
 
+/// Jobs differ in a few fields; the rest is what a job file says that says nothing.
 pub fn spec(job: &Job, name: String) -> JobSpec {
-    JobSpec {
-        name,
-        tenant: "default".into(),
-        priority: 50,
-        resources: need(job),
-        nodes: job.nodes,
-        run: Run::Argv(vec!["work".into()]),
-        env: BTreeMap::new(),
-        workdir: None,
-        image: None,
-        data: vec![],
-        checkpoint: None,
-        communication: Communication::Sync,
-        max_runtime: None,
-        retries: 0,
-        on_lost_contact: OnLostContact { grace: Some(GRACE), then: Then::Restart },
-        placement: PlacementSpec::default(),
-    }
+    let text = format!("name: {name}\nrun: work\nnodes: {}\nresources: {{gpus: {}}}\n", job.nodes, job.gpus);
+    let mut spec = parse_spec(text.as_bytes()).expect("a job file").spec;
+    spec.on_lost_contact.grace = Some(GRACE);
+    spec
 }
 
 /// One cluster as it looks to another that heard this of it then.
@@ -88,7 +78,7 @@ pub fn member(
         queue,
         contact,
         health: Some(HealthReport { boot: 1, ..HealthReport::default() }),
-        build: None,
+        build: Some(BuildReport { version: String::new(), wire: SPEAKS }),
         links: Vec::new(),
         heard_at,
     };
@@ -98,6 +88,6 @@ pub fn member(
         witness: false,
         liveness: Liveness::Alive,
         draining: false,
-        report: Some(report),
+        report: Some(Arc::new(report)),
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use starling::base::{Instant, Span};
 use starling::core::Input;
 use starling::model::Report;
-use starling::model::report::{HealthReport, Liveness, MemberView, View};
+use starling::model::report::{BuildReport, HealthReport, Liveness, MemberView, View};
 
 use super::{Event, World, shapes};
 
@@ -73,7 +73,7 @@ impl World {
                 queue: soft.queue.clone(),
                 contact: soft.contact.clone(),
                 health: Some(HealthReport { disk_full: soft.disk_full, ..HealthReport::default() }),
-                build: None,
+                build: Some(BuildReport { version: String::new(), wire: starling::core::message::SPEAKS }),
                 links: Vec::new(),
                 heard_at: m.clock(at),
             });

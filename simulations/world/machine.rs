@@ -178,6 +178,7 @@ impl World {
             retain: Span::secs(86_400),
             retain_jobs: 100_000,
             nodes: shapes::nodes(),
+            schedule: Default::default(),
             runs_images: false,
             pace: Pace::default(),
             seed,

@@ -55,6 +55,8 @@ pub struct CoreConfig {
     pub retain_jobs: usize,
     /// This cluster's nodes; empty for a witness.
     pub nodes: Vec<NodeCapacity>,
+    /// How this cluster orders its queue and chooses nodes.
+    pub schedule: super::schedule::Config,
     /// This cluster runs container images.
     pub runs_images: bool,
     /// How often what nobody waits for is looked at.
@@ -75,8 +77,17 @@ pub struct Pace {
     pub queue_every: Span,
     /// A part of the records is swept this often.
     pub sweep_every: Span,
-    /// A job that does not change is looked at ever more seldom, up to this.
+    /// A job that does not change is looked at after this, then ever more seldom,
+    pub idle_every: Span,
+    /// up to this.
     pub idle_every_max: Span,
+}
+
+impl Pace {
+    /// The longer nothing changed, the longer until the next look.
+    pub(super) fn idle(&self, unchanged: Span) -> Span {
+        unchanged.max(self.idle_every).min(self.idle_every_max)
+    }
 }
 
 impl Default for Pace {
@@ -86,6 +97,7 @@ impl Default for Pace {
             claim_for: Span::secs(60),
             queue_every: Span::secs(1),
             sweep_every: Span::secs(1),
+            idle_every: Span::secs(10),
             idle_every_max: Span::secs(300),
         }
     }
@@ -220,7 +232,8 @@ pub enum Flash {
     Capacity {
         /// Which cluster.
         cluster: PeerName,
-        /// What is free now.
+        /// What is free now. Only what every peer of a mesh that is being upgraded reads.
+        #[serde(with = "crate::model::report::queue_flash")]
         queue: QueueReport,
     },
     /// A cluster is not reached by the sender.

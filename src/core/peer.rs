@@ -10,7 +10,7 @@ use super::api::{
 use super::client::Clients;
 use super::contact::Contacts;
 use super::executor::Executor;
-use super::message::{Message, RecordKey};
+use super::message::{Message, Prospects, RecordKey, SPEAKS, Terms};
 use super::owner::Owner;
 use super::propose::Proposer;
 use super::rehome::Keeper;
@@ -80,7 +80,7 @@ impl Peer {
             acceptor: Acceptor::recover(rows(Table::Acceptors))?,
             proposer: Proposer::default(),
             owner: Owner::default(),
-            exec: Executor::recover(&cfg, rows(Table::Attempts))?,
+            exec: Executor::recover(&cfg, rows(Table::Attempts), now.mono)?,
             contacts: Contacts::recover(rows(Table::Meta))?,
             clients: Clients::recover(rows(Table::Meta))?,
             keeper: Keeper::default(),
@@ -208,13 +208,17 @@ impl Peer {
             Message::Located { job, birth } => {
                 self.on_located(from, job, birth.map(|b| (b, 0, Vec::new())));
             }
-            Message::Claim(claim) => self.on_claim(from, *claim),
+            Message::Claim(claim) => self.on_claim(from, *claim, Terms::default()),
+            Message::ClaimWith { claim, terms } => self.on_claim(from, *claim, terms),
             Message::Withdraw { job, epoch } => self.on_withdraw(&from, job, epoch),
             Message::Grant { job, epoch, held, contact, series, homes, incarnation } => {
                 self.on_grant(from, job, epoch, held, (contact, series, homes, incarnation));
             }
             Message::ClaimState { job, epoch, ahead, refused } => {
-                self.on_claim_state(&from, job, epoch, ahead, refused);
+                self.on_claim_state(&from, job, epoch, ahead, refused, Prospects::default());
+            }
+            Message::ClaimStateWith { job, epoch, ahead, refused, prospects } => {
+                self.on_claim_state(&from, job, epoch, ahead, refused, prospects);
             }
             Message::Look { birth } => self.on_look(birth),
         }
@@ -286,6 +290,14 @@ impl Peer {
     }
     pub(super) fn timer_in(&mut self, span: Span, timer: Timer) {
         self.timers.insert((self.now.mono + span, timer));
+    }
+    /// It reads `ClaimWith` and what came with it. A peer that says nothing of itself yet may not.
+    pub(super) fn speaks_terms(&self, to: &PeerName) -> bool {
+        let build = |m: &crate::model::report::MemberView| {
+            m.report.as_ref().and_then(|r| r.build.as_ref()?.wire.into())
+        };
+        *to == self.cfg.name
+            || self.view.members.get(to).and_then(build).is_some_and(|wire: u16| wire >= SPEAKS)
     }
     /// This home is there: its peer looks alive, and has the disk that the record was born on.
     pub(super) fn home_alive(&self, home: &Home) -> bool {

@@ -26,6 +26,7 @@ pub fn config(peer: &str, store: StoreId) -> CoreConfig {
         retain: Span::secs(86_400),
         retain_jobs: 1_000,
         nodes: Vec::new(),
+        schedule: Default::default(),
         runs_images: false,
         pace: Pace::default(),
         seed: 1,

@@ -14,6 +14,7 @@ pub mod report_json;
 pub mod spec;
 pub mod spec_input;
 pub mod timestamp;
+pub mod topology;
 
 pub use record::{
     AttemptSummary, Birth, CancelIntent, Checkpoint, ContactRecord, JobRecord, JobState, Outcome, Placement,

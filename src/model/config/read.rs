@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use super::keys::{API, CERTIFICATE, FAMILIAR, LIMITS, LOCAL, NODES, SHUTDOWN, TIMING, TOP};
-use super::{BackendKind, Config, ConfigMistake, DOCUMENT_BYTES_MAX, ShutdownJobs};
+use super::{BackendKind, Config, ConfigMistake, DOCUMENT_BYTES_MAX, GpuSets, ShutdownJobs, schedule};
 use crate::base::{Bytes, MilliCpu, PeerName, Span};
 use crate::model::gpu;
 use crate::model::input::fill::{cpus, labels, memory, span};
@@ -127,9 +127,12 @@ fn economy(config: &mut Config, fields: &mut Fields, m: &mut Mistakes) {
     let line = field.node.line;
     for item in field.items(m, 256).unwrap_or_default() {
         let at = Field { path: format!("{}.name", item.path), node: item.node.clone() };
-        if let Some(node) = node(item, m) {
+        if let Some((node, sets)) = node(item, m) {
             if config.nodes.iter().any(|n| n.name == node.name) {
                 at.wrong(m, "two node groups have this name: give each its own");
+            }
+            if !sets.is_empty() {
+                config.gpu_sets.insert(node.name.clone(), sets);
             }
             config.nodes.push(node);
         }
@@ -146,7 +149,7 @@ fn economy(config: &mut Config, fields: &mut Fields, m: &mut Mistakes) {
     }
 }
 
-fn node(item: Field, m: &mut Mistakes) -> Option<NodeCapacity> {
+fn node(item: Field, m: &mut Mistakes) -> Option<(NodeCapacity, GpuSets)> {
     let mut fields = Fields::of(item, m)?;
     let name = fields
         .take("name", m)
@@ -170,18 +173,12 @@ fn node(item: Field, m: &mut Mistakes) -> Option<NodeCapacity> {
     let share = u64::from(gpus.max(1));
     let cpus = fields.take("cpus", m).and_then(|f| cpus(f, m)).unwrap_or(MilliCpu(8_000 * share));
     let memory = fields.take("memory", m).and_then(|f| memory(f, m)).unwrap_or(Bytes::gib(32 * share));
+    let sets = schedule::read_sets(&mut fields, gpus, m);
     fields.finish(m, NODES, &[("model", "write gpu"), ("cpu", "write cpus"), ("mem", "write memory")]);
     let gpu_memory = if model.is_some() { size.or(known).unwrap_or_default() } else { Bytes(0) };
-    Some(NodeCapacity {
-        name: name?,
-        count,
-        gpu_model: model,
-        gpus,
-        gpu_memory,
-        cpus,
-        memory,
-        declared: true,
-    })
+    let node =
+        NodeCapacity { name: name?, count, gpu_model: model, gpus, gpu_memory, cpus, memory, declared: true };
+    Some((node, sets))
 }
 
 /// A report must be exact, so a model that is sold with several memories must say which.
@@ -224,6 +221,9 @@ fn tables(config: &mut Config, fields: &mut Fields, m: &mut Mistakes) {
     }
     if let Some(table) = table(fields, "limits", m) {
         limits(config, table, m);
+    }
+    if let Some(table) = table(fields, "schedule", m) {
+        schedule::read(&mut config.schedule, table, m);
     }
     if let Some(table) = table(fields, "timing", m) {
         timing(config, table, m);

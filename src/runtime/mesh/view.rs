@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::base::{Instant, PeerName, StoreId};
 use crate::core::api::Flash;
-use crate::model::report::{LinkSample, Liveness, MemberView, Report, View};
+use crate::model::report::{LinkSample, Liveness, MemberView, QueueReport, Report, View};
 use crate::runtime::gossip::{Facet, Heard, Sight};
 use crate::runtime::liveness::{Evidence, Rules, Verdict, judge};
 use crate::runtime::members::MemberList;
@@ -18,7 +18,8 @@ struct Soft {
     parts: Option<Arc<Report>>,
     links: BTreeMap<usize, Vec<LinkSample>>,
     draining: bool,
-    members_hash: Option<String>,
+    /// Of its member list, and when it was heard.
+    members_hash: Option<(String, Instant)>,
     connected: bool,
     disconnected_at: Option<Instant>,
     suspected_at: Option<Instant>,
@@ -119,9 +120,11 @@ impl Picture {
             Facet::Links(v) => report.links = v,
             Facet::LinksPage(page, v) => {
                 soft.links.insert(page, v);
-                report.links = soft.links.values().flatten().cloned().collect();
+                // While a growing mesh makes more pages of its links, one may stand in two of them for a moment.
+                let all = soft.links.values().flatten().map(|l| (&l.to, l));
+                report.links = all.collect::<BTreeMap<_, _>>().into_values().cloned().collect();
             }
-            Facet::Members(hash) => soft.members_hash = Some(hash),
+            Facet::Members(hash) => soft.members_hash = Some((hash, now)),
             Facet::Data(_) | Facet::Images(_) | Facet::Unknown => {}
         }
     }
@@ -130,7 +133,11 @@ impl Picture {
     pub fn flash(&mut self, origin: &PeerName, flash: &Flash, store: StoreId, now: Instant) -> bool {
         match flash {
             Flash::Capacity { cluster, queue } if cluster == origin => {
-                let facet = Facet::Queue(queue.clone());
+                // A flash carries less than gossip does: the rest stays as it was heard.
+                let parts = self.soft.get(origin).and_then(|s| s.parts.as_ref());
+                let old = parts.and_then(|p| p.queue.clone()).unwrap_or_default();
+                let (waits, gpus_reclaimable) = (old.waits, old.gpus_reclaimable);
+                let facet = Facet::Queue(QueueReport { waits, gpus_reclaimable, ..queue.clone() });
                 if facet.write().is_err() {
                     return false;
                 }
@@ -156,9 +163,9 @@ impl Picture {
         true
     }
 
-    /// Peers, seen alive, whose member list differs from this hash.
-    pub fn differing(&self, hash: &str) -> Vec<PeerName> {
-        let differs = |s: &Soft| s.members_hash.as_deref().is_some_and(|h| h != hash);
+    /// Peers whose member list differs from this hash, by what was heard of them since then.
+    pub fn differing(&self, hash: &str, since: Instant) -> Vec<PeerName> {
+        let differs = |s: &Soft| s.members_hash.as_ref().is_some_and(|(h, at)| h != hash && *at >= since);
         self.soft.iter().filter(|(n, s)| **n != self.me && differs(s)).map(|(n, _)| n.clone()).collect()
     }
 
