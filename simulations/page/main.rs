@@ -153,7 +153,7 @@ fn views(scene: &Scene) {
     browser.until("the clusters", "document.querySelectorAll('tbody tr').length === 3");
     scene.looks_right("clusters");
     browser.click("nav a[href='/ring']");
-    browser.until("the ring", "document.querySelectorAll('path.share').length > 60");
+    browser.until("the ring", "document.querySelectorAll('path.share').length > 30");
     scene.looks_right("ring");
     browser.click("nav a[href='/jobs']");
     browser.until("two jobs run", "[...document.querySelectorAll('tbody .state.running')].length === 2");

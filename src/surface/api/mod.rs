@@ -5,6 +5,7 @@
 
 mod error;
 mod events;
+pub(crate) mod history;
 pub(crate) mod input;
 pub(crate) mod jobs;
 mod limits;

@@ -20,6 +20,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("GET", "/v1/local/jobs/{}/why"),
     ("GET", "/v1/local/jobs/{}/logs"),
     ("GET", "/v1/local/inspect"),
+    ("GET", "/v1/local/history"),
     ("GET", "/v1/peer"),
     ("GET", "/healthz"),
     ("POST", "/v1/drain"),

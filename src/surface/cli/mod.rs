@@ -1,6 +1,7 @@
 //! The command line. It uses the HTTP API and nothing else; what starts peers is given by `Wiring`.
 
 mod args;
+mod audit;
 mod exit;
 mod jobs;
 mod logs;
@@ -115,6 +116,9 @@ pub fn run(line: impl IntoIterator<Item = OsString>, wiring: Wiring) -> ExitCode
         Command::Chaos(args) => (wiring.chaos)(ChaosArgs { json: global.json, ..args }),
         Command::Guard { dir } => (wiring.guard)(&dir),
         Command::Work(work) => super::work::main(work),
+        Command::Audit(args) if args.files => {
+            show(&global, audit::verify_files(&state_folder(global.state.as_deref())))
+        }
         Command::Config(ConfigCommand::Check { file }) => show(&global, config_check(&file)),
         other => ask(&global, other),
     }
@@ -151,7 +155,11 @@ pub(crate) async fn perform(asking: &Asking, command: Command) -> CommandResult 
         Command::View(_) => mesh::view(asking).await,
         Command::Peer => mesh::peer(asking).await,
         Command::Page => page::page(asking).await,
+        Command::Events(args) if args.past || args.since.is_some() || args.tenant.is_some() => {
+            audit::history(asking, args).await
+        }
         Command::Events(args) => logs::events(asking, args).await,
+        Command::Audit(args) => audit::audit(asking, args).await,
         Command::Token(args) => mesh::token(asking, args).await,
         Command::Member(args) => mesh::member(asking, args).await,
         Command::Drain(args) => mesh::drain(asking, args.cluster, true).await,

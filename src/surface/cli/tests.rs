@@ -211,7 +211,7 @@ async fn the_mesh_is_shown() {
             tokio::task::yield_now().await;
         }
         fake.put(Fake::spec("run: x"));
-        let event = crate::core::api::Event { kind: "job.x".into(), job: None, text: "told".into() };
+        let event = crate::core::api::Event::new("job.x", None, "told");
         fake.events.send(event).expect("a reader");
     };
     assert_eq!(code(tokio::join!(events, told).0), exit::OK);

@@ -214,7 +214,7 @@ fn hardware(c: &ClusterDocument) -> String {
         "groups of equal ones",
         &format!(
             "<div class=scroll><table><thead><tr><th scope=col>Group</th><th scope=col class=n>Nodes</th><th scope=col>GPU</th><th scope=col class=n>Each</th>\
-             <th scope=col class=n>GPU memory</th><th scope=col class=n>CPUs</th><th scope=col class=n>Memory</th><th scope=col class=opt></th></tr></thead><tbody>{rows}</tbody></table></div>"
+             <th scope=col class=n>GPU memory</th><th scope=col class=n>CPUs</th><th scope=col class=n>Memory</th><th scope=col class=opt>Origin</th></tr></thead><tbody>{rows}</tbody></table></div>"
         ),
     )
 }

@@ -90,6 +90,11 @@ pub fn number(n: u64) -> String {
     out
 }
 
+/// `1 node`, `2 nodes`.
+pub fn count(n: u64, what: &str) -> String {
+    format!("{} {what}{}", number(n), if n == 1 { "" } else { "s" })
+}
+
 /// A number cell; zero is shown weakly.
 pub fn cell(n: u64) -> String {
     if n == 0 { "<td class=\"n zero\">0</td>".into() } else { format!("<td class=n>{}</td>", number(n)) }

@@ -10,8 +10,9 @@ use super::{Answer, Page, answer};
 use crate::base::JobId;
 use crate::model::spec_input::render_spec;
 use crate::model::{JobRecord, Outcome};
+use crate::runtime::eventlog::HistoryFilter;
 use crate::surface::api::input::Segment;
-use crate::surface::api::{Api, ApiError, jobs, resolve};
+use crate::surface::api::{Api, ApiError, history, jobs, resolve};
 use crate::surface::documents::{AttemptDocument, CandidateDocument, JobDocument, WhyDocument, wall_now};
 
 /// The view.
@@ -31,7 +32,7 @@ pub async fn job(State(api): State<Api>, id: Result<Segment, ApiError>) -> Answe
         if let Some(why) = &why {
             body.push_str(&candidates(why));
         }
-        body.push_str(&happened(&api, id));
+        body.push_str(&happened(&api, id, job.submitted_at_ms).await);
         let _ = write!(
             body,
             "<section class=panel><details><summary>Job file</summary><pre class=spec>{}</pre></details></section>",
@@ -148,7 +149,7 @@ fn timeline(job: &JobDocument) -> String {
     let first = job.attempts.first().map_or(end, |a| a.placed_at_ms);
     let waited = first.saturating_sub(begin);
     let mut rows = format!(
-        "<tr data-key=wait><th scope=row class=tight>waited</th><td class=tight></td><td>{}</td><td class=n>{}</td><td class=n></td><td></td></tr>",
+        "<tr data-key=wait><th scope=row class=tight>waited</th><td class=tight></td><td>{}</td><td class=\"n opt\">{}</td><td class=n></td><td></td></tr>",
         bar(&format!("waited {}", exact(waited)), &rect("wait", begin, first)),
         exact(waited)
     );
@@ -165,7 +166,7 @@ fn timeline(job: &JobDocument) -> String {
         let _ = write!(
             rows,
             "<tr data-key=\"e{n}\"><th scope=row class=tight>attempt {n}</th><td class=tight><a href=\"/clusters/{cluster}\">{cluster}</a></td><td>{}</td>\
-             <td class=n>{}</td><td class=n>{ran}</td><td class=why>{}</td></tr>",
+             <td class=\"n opt\">{}</td><td class=n>{ran}</td><td class=why>{}</td></tr>",
             bar(&format!("attempt {} at {}: {how}", attempt.epoch, attempt.cluster), &inner),
             exact(begun.saturating_sub(attempt.placed_at_ms)),
             cut(&how, 120),
@@ -177,7 +178,7 @@ fn timeline(job: &JobDocument) -> String {
     let older = if hidden { "<p class=soft>Older attempts are counted only.</p>" } else { "" };
     let table = format!(
         "<div class=scroll><table><thead><tr><th scope=col><span class=hidden>What</span></th><th scope=col>Cluster</th>\
-         <th scope=col>{} to {}</th><th scope=col class=n>Waited</th><th scope=col class=n>Ran</th><th scope=col>End</th></tr></thead>\
+         <th scope=col class=span>{} to {}</th><th scope=col class=\"n opt\">Waited</th><th scope=col class=n>Ran</th><th scope=col>End</th></tr></thead>\
          <tbody>{rows}</tbody></table></div>{older}",
         html::clock(begin),
         if job.done { html::clock(end) } else { "now".into() },
@@ -195,7 +196,15 @@ fn facts(record: &JobRecord, job: &JobDocument) -> String {
     let mut rows: Vec<(&str, String)> = vec![
         ("Tenant", esc(&job.tenant)),
         ("Priority", job.priority.to_string()),
-        ("Needs", format!("{} node(s), {} GPU(s) {}", job.nodes, job.gpus, esc(&job.gpu.join(" or ")))),
+        (
+            "Needs",
+            format!(
+                "{}, {} {}",
+                html::count(job.nodes.into(), "node"),
+                html::count(job.gpus, "GPU"),
+                esc(&job.gpu.join(" or "))
+            ),
+        ),
         (
             "Submitted",
             format!("{}, {}", ago(now.saturating_sub(job.submitted_at_ms)), html::clock(job.submitted_at_ms)),
@@ -214,7 +223,10 @@ fn facts(record: &JobRecord, job: &JobDocument) -> String {
         rows.push(("Checkpoint", format!("{} (attempt {})", esc(&checkpoint.uri), checkpoint.epoch)));
     }
     if job.failures + job.losses > 0 {
-        rows.push(("Failed, lost", format!("{} failures, {} losses", job.failures, job.losses)));
+        rows.push((
+            "Failed, lost",
+            format!("{}, {} of its cluster", html::count(job.failures.into(), "failure"), job.losses),
+        ));
     }
     let homes: Vec<&str> = job.homes.iter().map(|h| h.as_str()).collect();
     rows.push(("Homes", esc(&homes.join(", "))));
@@ -281,10 +293,26 @@ fn terms(c: &CandidateDocument) -> String {
     parts.join(", ")
 }
 
-fn happened(api: &Api, id: JobId) -> String {
-    let events = api.memory.events(50, |e| e.job == Some(id));
-    if events.is_empty() {
+/// What the peers wrote down about it, its own story in order.
+async fn happened(api: &Api, id: JobId, since_ms: u64) -> String {
+    if api.handle.log().is_none() {
         return String::new();
     }
-    panel("Events", "as this peer heard them", &super::events::table(&events, false))
+    let filter = HistoryFilter {
+        job: Some(id),
+        since_ms: since_ms.saturating_sub(60_000),
+        limit: 200,
+        ..HistoryFilter::default()
+    };
+    let Ok(list) = history::everywhere(api, filter).await else { return String::new() };
+    if list.events.is_empty() {
+        return String::new();
+    }
+    let missing: Vec<String> = list.unanswered.iter().map(|n| esc(n.as_str())).collect();
+    let note = if missing.is_empty() {
+        "from the logs of all peers, newest first".to_owned()
+    } else {
+        format!("without those of {}", missing.join(", "))
+    };
+    panel("Events", &note, &super::events::table(&list.events, false))
 }

@@ -124,10 +124,8 @@ pub async fn jobs(State(api): State<Api>, query: Result<Q<JobsQuery>, ApiError>)
             .filter(|j| query.state.is_empty() || j.state.as_str() == query.state)
             .collect();
         sort(&mut shown, &query.sort);
-        let mut body = format!(
-            "<div class=head><h1>Jobs</h1><span class=soft>list of {}</span></div>",
-            html::ago(age_ms)
-        );
+        let mut body =
+            format!("<div class=head><h1>Jobs</h1><span class=soft>as of {}</span></div>", html::ago(age_ms));
         body.push_str(&unanswered(&list));
         body.push_str(&tabs(&query, &found));
         let table = if shown.is_empty() {

@@ -34,7 +34,7 @@ pub async fn live(State(api): State<Api>) -> ApiResult<Response> {
     let permit = api.limits.stream()?;
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let (events, seen) = (api.handle.events(), print_of(&api.handle.view()));
+    let (events, seen) = (api.handle.journal(), print_of(&api.handle.view()));
     let watch = Watch { api, events, seen, ticks, _permit: permit };
     let stream = futures::stream::unfold(watch, |mut watch| async move {
         let topics = watch.next().await?;

@@ -1,25 +1,22 @@
-//! What a peer remembers for those who look: use over time, the last events, and the job list for a moment.
+//! What a peer remembers for those who look: use over time, and the job list for a moment.
 //! Bounded; lost with the process, which the page says.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::broadcast::error::RecvError;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::html::Gpus;
 use crate::base::PeerName;
 use crate::runtime::PeerHandle;
-use crate::surface::documents::{ClusterDocument, EventDocument, JobList, wall_now};
+use crate::surface::documents::{ClusterDocument, JobList, wall_now};
 
 /// Between two samples of use.
 pub const SAMPLE_EVERY: Duration = Duration::from_secs(10);
 /// Samples kept: an hour.
 const SAMPLES_MAX: usize = 360;
-/// Events kept for the page.
-const EVENTS_MAX: usize = 2_000;
 /// A job list is shown again for this long, or ten times as long as it took to make.
 const JOBS_FRESH: Duration = Duration::from_secs(1);
 
@@ -50,7 +47,6 @@ pub struct Listed {
 #[derive(Default)]
 pub struct Memory {
     samples: Mutex<VecDeque<Sample>>,
-    events: Mutex<VecDeque<EventDocument>>,
     /// Held while the mesh is asked, so that many who look ask once.
     pub(super) jobs: tokio::sync::Mutex<Option<Listed>>,
 }
@@ -59,21 +55,6 @@ impl Memory {
     /// Samples, oldest first.
     pub fn samples(&self) -> Vec<Sample> {
         self.samples.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
-    }
-
-    /// Events that `keep` wants, newest first, at most `most`.
-    pub fn events(&self, most: usize, keep: impl Fn(&EventDocument) -> bool) -> Vec<EventDocument> {
-        let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
-        events.iter().rev().filter(|e| keep(e)).take(most).cloned().collect()
-    }
-
-    /// Takes an event in.
-    pub fn note(&self, event: EventDocument) {
-        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
-        if events.len() >= EVENTS_MAX {
-            events.pop_front();
-        }
-        events.push_back(event);
     }
 
     /// Takes a sample in.
@@ -111,23 +92,12 @@ pub fn sample(handle: &dyn PeerHandle) -> Sample {
 
 /// Fills the memory until `cancel`.
 pub async fn watch(handle: Arc<dyn PeerHandle>, memory: Arc<Memory>, cancel: CancellationToken) {
-    let mut events = handle.events();
     let mut ticks = tokio::time::interval(SAMPLE_EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! { biased;
             () = cancel.cancelled() => return,
             _ = ticks.tick() => memory.sample(sample(&*handle)),
-            event = events.recv() => match event {
-                Ok(event) => memory.note(EventDocument {
-                    kind: event.kind,
-                    job: event.job,
-                    text: event.text,
-                    at_ms: wall_now().0,
-                }),
-                Err(RecvError::Lagged(_)) => {}
-                Err(RecvError::Closed) => return,
-            },
         }
     }
 }
@@ -138,20 +108,13 @@ mod tests {
     use crate::surface::fake::Fake;
 
     #[test]
-    fn memory_is_bounded_and_newest_come_first() {
+    fn memory_is_bounded() {
         let memory = Memory::default();
         for n in 0..SAMPLES_MAX + 5 {
             memory.sample(Sample { at_ms: n as u64, ..Sample::default() });
         }
         assert_eq!(memory.samples().len(), SAMPLES_MAX);
         assert_eq!(memory.samples()[0].at_ms, 5);
-        for n in 0..EVENTS_MAX + 1 {
-            let (kind, text) = (format!("k{}", n % 2), n.to_string());
-            memory.note(EventDocument { kind, job: None, text, at_ms: n as u64 });
-        }
-        let odd = memory.events(2, |e| e.kind == "k1");
-        assert_eq!(odd.iter().map(|e| e.at_ms).collect::<Vec<_>>(), [1999, 1997]);
-        assert_eq!(memory.events(usize::MAX, |_| true).len(), EVENTS_MAX);
     }
 
     #[test]

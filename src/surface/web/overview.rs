@@ -95,6 +95,7 @@ fn models(list: &ClusterList) -> String {
 
 /// A curve of a share over the samples; `of` gives used and all.
 pub(super) fn curve(samples: &[Sample], name: &str, of: impl Fn(&Sample) -> Option<(u64, u64)>) -> String {
+    let now = wall_now().0;
     let points: Vec<(u64, f64)> = samples
         .iter()
         .filter_map(|s| {
@@ -104,19 +105,20 @@ pub(super) fn curve(samples: &[Sample], name: &str, of: impl Fn(&Sample) -> Opti
     let (Some(first), Some(last)) = (points.first(), points.last()) else {
         return "<p>No sample yet; one is taken every 10 s.</p>".into();
     };
-    let span = last.0.saturating_sub(first.0).max(60_000) as f64;
+    let span = now.saturating_sub(first.0).max(60_000) as f64;
+    let back = |at: u64| 1_000.0 - 1_000.0 * now.saturating_sub(at) as f64 / span;
     let mut line = String::new();
     for (at, share) in &points {
-        let x = 1_000.0 - 1_000.0 * last.0.saturating_sub(*at) as f64 / span;
-        let _ = write!(line, "{x:.0},{:.1} ", 100.0 - 100.0 * share);
+        let _ = write!(line, "{:.0},{:.1} ", back(*at), 100.0 - 100.0 * share);
     }
-    let begin = 1_000.0 - 1_000.0 * last.0.saturating_sub(first.0) as f64 / span;
+    let (begin, end, age) = (back(first.0), back(last.0), now.saturating_sub(last.0));
+    let said = if age < 25_000 { "now".into() } else { format!("{} ago, none since", html::brief(age)) };
     format!(
         "<div class=plot><div class=y aria-hidden=true><span>100 %</span><span>50</span><span>0</span></div>\
-         <svg viewBox=\"0 0 1000 100\" preserveAspectRatio=none role=img aria-label=\"{}: {:.0} % now, {:.0} % at most\">\
+         <svg viewBox=\"0 0 1000 100\" preserveAspectRatio=none role=img aria-label=\"{}: {:.0} % {said}, {:.0} % at most\">\
          <line x1=0 y1=0.5 x2=1000 y2=0.5 /><line x1=0 y1=50 x2=1000 y2=50 />\
-         <polygon class=area points=\"{begin:.0},100 {line}1000,100\"/><polyline class=stroke points=\"{line}\"/></svg>\
-         <div class=x><span>{} ago</span><span>{:.0} % now</span></div></div>",
+         <polygon class=area points=\"{begin:.0},100 {line}{end:.0},100\"/><polyline class=stroke points=\"{line}\"/></svg>\
+         <div class=x><span>{} ago</span><span>{:.0} % {said}</span></div></div>",
         esc(name),
         100.0 * last.1,
         100.0 * points.iter().map(|p| p.1).fold(0.0, f64::max),
@@ -151,7 +153,7 @@ fn tree(list: &ClusterList) -> String {
         &mut rows,
         0,
         "mesh",
-        &format!("<td class=opt>{} regions</td>", regions.len()),
+        &format!("<td class=opt>{}</td>", html::count(regions.len() as u64, "region")),
         all,
         running,
         queued,
@@ -160,7 +162,7 @@ fn tree(list: &ClusterList) -> String {
     for (region, clusters) in &regions {
         let part = ClusterList { clusters: clusters.iter().map(|c| (*c).clone()).collect(), isolated: false };
         let (gpus, running, queued) = sums(&part);
-        let what = format!("<td class=opt>{} clusters</td>", clusters.len());
+        let what = format!("<td class=opt>{}</td>", html::count(clusters.len() as u64, "cluster"));
         branch(&mut rows, 1, region, &what, gpus, running, queued, "");
         for c in clusters {
             leaf(&mut rows, c, list.clusters.len() <= NODES_SHOWN_UP_TO);

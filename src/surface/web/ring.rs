@@ -11,7 +11,8 @@ use super::html::{self, cell, esc, panel};
 use super::{Answer, Page, answer, cluster, clusters, job_list, notice, unanswered};
 use crate::base::PeerName;
 use crate::core::ring::Ring;
-use crate::surface::api::Api;
+use crate::runtime::eventlog::HistoryFilter;
+use crate::surface::api::{Api, history};
 
 /// With more peers than this nobody is asked how many records it holds, and the circle is not drawn.
 const ASKED_MAX: usize = 48;
@@ -62,9 +63,16 @@ pub async fn ring(State(api): State<Api>) -> Answer {
              <p class=soft>The ring proposes the homes of new records. A record's own homes stand in it: they move only when one is lost, drained or removed. \
              The first alive home of a job drives it.</p>"
         );
-        let moved = api.memory.events(20, |e| e.kind == "job.homes_moved");
+        let moved = match api.handle.log() {
+            Some(_) => {
+                let filter =
+                    HistoryFilter { kind: "job.homes_moved".into(), limit: 20, ..HistoryFilter::default() };
+                history::everywhere(&api, filter).await?.events
+            }
+            None => Vec::new(),
+        };
         let moved = if moved.is_empty() {
-            "<p class=soft>None that this peer began or heard of.</p>".into()
+            "<p class=soft>None that is still written down.</p>".into()
         } else {
             super::events::table(&moved, true)
         };
@@ -115,7 +123,15 @@ fn circle(ring: &Ring, clusters: &[crate::surface::documents::ClusterDocument]) 
         let angle = TAU * share - TAU / 4.0;
         (160.0 + 125.0 * angle.cos(), 160.0 + 125.0 * angle.sin())
     };
+    // Neighbouring parts of one peer are one stroke.
+    let mut strokes: Vec<(f64, f64, &PeerName)> = Vec::new();
     for (from, to, peer) in ring.arcs() {
+        match strokes.last_mut() {
+            Some((_, end, last)) if *last == peer => *end = to,
+            _ => strokes.push((from, to, peer)),
+        }
+    }
+    for (from, to, peer) in strokes {
         let ((x1, y1), (x2, y2)) = (at(from), at(to));
         let colour = index.get(peer).copied().unwrap_or(0) % 8;
         let big = u8::from(to - from > 0.5);
