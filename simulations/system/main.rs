@@ -5,8 +5,10 @@
 mod bad_input;
 mod faults;
 mod harness;
+mod honest;
 mod mesh;
 mod one_peer;
+mod preempt;
 mod relay;
 mod strangers;
 mod three_peers;

@@ -118,12 +118,15 @@ impl Mesh {
                     pue_milli: 1_000,
                     nodes: site.nodes.clone(),
                     container_runtime: None,
+                    terms: Default::default(),
                 }),
                 queue: site.told.0.clone(),
                 contact: site.told.1.clone(),
                 health: Some(HealthReport::default()),
                 build: Some(BuildReport { version: String::new(), wire: self.wire }),
                 links: Vec::new(),
+                data: None,
+                images: None,
                 heard_at: self.now,
             };
             let member = MemberView {
@@ -155,14 +158,12 @@ impl Mesh {
                 Output::Send { to, message, .. } => self.lines.push_back((peer.clone(), to, message)),
                 Output::Reply { token, response } => drop(self.replies.insert(token, response)),
                 Output::Report { queue, contact } => site.told = (Some(queue), contact),
-                Output::Backend(BackendCommand::Start(start)) => {
-                    if !site.runs.contains_key(&start.key) && !self.gpus.contains_key(&start.key) {
-                        site.runs.insert(start.key, (wall, None));
-                        self.gpus.insert(start.key, start.spec.gpus_total());
-                        let held: u64 = site.runs.keys().filter_map(|k| self.gpus.get(k)).sum();
-                        site.peak = site.peak.max(held);
-                        events.push(BackendEvent::Started { key: start.key, at: wall });
-                    }
+                Output::Backend(BackendCommand::Start(start)) if !self.gpus.contains_key(&start.key) => {
+                    site.runs.insert(start.key, (wall, None));
+                    self.gpus.insert(start.key, start.spec.gpus_total());
+                    let held: u64 = site.runs.keys().filter_map(|k| self.gpus.get(k)).sum();
+                    site.peak = site.peak.max(held);
+                    events.push(BackendEvent::Started { key: start.key, at: wall });
                 }
                 Output::Backend(BackendCommand::Stop { key, .. }) => {
                     self.stops.insert(key);
@@ -307,10 +308,19 @@ fn who_is_not_preemptible_stays() {
 #[test]
 fn fifteen_evicted_land_ten_and_five() {
     let mut mesh = Mesh::new(&[("a", 10), ("b", 5), ("c", 15)]);
-    let jobs: Vec<JobId> = (0..15).map(|_| mesh.place("c", job(1, 50))).collect();
-    mesh.sites.get_mut(&name("c")).expect("c").draining = true;
-    mesh.input(&name("c"), Input::Drain(true));
-    mesh.run(Span::secs(30));
+    let drain = |mesh: &mut Mesh, peer: &str, on: bool| {
+        mesh.sites.get_mut(&name(peer)).expect("a site").draining = on;
+        mesh.input(&name(peer), Input::Drain(on));
+    };
+    drain(&mut mesh, "a", true);
+    drain(&mut mesh, "b", true);
+    let jobs: Vec<JobId> = (0..15).map(|_| mesh.submit("c", job(1, 50))).collect();
+    mesh.run(Span::secs(20));
+    assert_eq!(["a", "b", "c"].map(|p| mesh.running(p)), [0, 0, 15]);
+    drain(&mut mesh, "a", false);
+    drain(&mut mesh, "b", false);
+    drain(&mut mesh, "c", true);
+    mesh.run(Span::secs(40));
     assert_eq!(["a", "b", "c"].map(|p| mesh.running(p)), [10, 5, 0]);
     assert_eq!(["a", "b"].map(|p| mesh.sites[&name(p)].peak), [10, 5]);
     let reserved = ["a", "b"].map(|p| mesh.reserved(p));
@@ -374,7 +384,7 @@ fn a_claim_of_a_stale_owner_is_passed_over() {
     let newer = Message::Claim(Box::new(claim.clone()));
     mesh.input(&name("b"), Input::Message { from: name("a"), message: newer });
     let stale = Claim { epoch: record.epoch.next(), priority: 99, ..claim };
-    let terms = Terms { waited: Span(u64::MAX), token: true, preemptible: true };
+    let terms = Terms { waited: Span(u64::MAX), token: true, preemptible: true, card: None };
     let stale = Message::ClaimWith { claim: Box::new(stale), terms };
     mesh.input(&name("b"), Input::Message { from: name("a"), message: stale });
     let queue = mesh.sites[&name("b")].core.inspect().queue;

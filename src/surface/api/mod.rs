@@ -18,6 +18,7 @@ mod operator;
 mod proxy;
 pub(crate) mod resolve;
 mod routes;
+mod tenants;
 
 #[cfg(test)]
 mod tests;

@@ -10,6 +10,7 @@ mod operator;
 mod output;
 mod page;
 mod submit;
+mod tenants;
 
 #[cfg(test)]
 mod tests;
@@ -162,6 +163,7 @@ pub(crate) async fn perform(asking: &Asking, command: Command) -> CommandResult 
         Command::Audit(args) => audit::audit(asking, args).await,
         Command::Token(args) => mesh::token(asking, args).await,
         Command::Member(args) => mesh::member(asking, args).await,
+        Command::Tenant(args) => tenants::tenant(asking, args).await,
         Command::Drain(args) => mesh::drain(asking, args.cluster, true).await,
         Command::Undrain(args) => mesh::drain(asking, args.cluster, false).await,
         Command::Up(_)
