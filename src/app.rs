@@ -1,8 +1,10 @@
 //! The sole place that wires the layers: a peer from its settings, and its orderly end.
 
 pub mod command;
+mod datasets;
 mod node;
 mod open;
+mod quarantine;
 mod settings;
 mod tasks;
 
@@ -26,8 +28,9 @@ use crate::core::api::Pace;
 use crate::core::message::SPEAKS;
 use crate::core::{CoreConfig, Input, Now, Peer};
 use crate::model::gpu;
-use crate::model::report::{BuildReport, CapacityReport, Liveness};
+use crate::model::report::{BuildReport, CapacityReport, Inventory, Liveness};
 use crate::runtime::driver::{self, DriverParts};
+use crate::runtime::eventlog::EventLog;
 use crate::runtime::gossip::Facet;
 use crate::runtime::gossip::GossipConfig;
 use crate::runtime::handle::PeerHandle;
@@ -36,6 +39,7 @@ use crate::runtime::store::StoreError;
 use crate::runtime::tokens::{IssuerParts, TokenBook, TokenIssuer};
 use crate::surface::serve::{self, ApiListeners};
 use crate::transport::{Net, NetError};
+use datasets::measure;
 
 /// Why a peer did not start or did not go on. What is on disk is as it was last synced.
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +59,12 @@ pub enum UpError {
     /// A listening socket of the API.
     #[error("cannot serve the API at {0}: {1}")]
     Api(String, std::io::Error),
+    /// The event log.
+    #[error("cannot write the event log in {0}: {1}")]
+    Log(String, std::io::Error),
+    /// The store is an older copy of itself: begin a new one with [`begin_new_disk`].
+    #[error("{0}")]
+    RolledBack(String),
     /// The disk failed while it ran.
     #[error("the store failed: {0}; free space or replace the disk, then start the peer again")]
     Store(StoreError),
@@ -80,6 +90,11 @@ pub struct Running {
     cancel: CancellationToken,
     api_cancel: CancellationToken,
     failure: oneshot::Receiver<StoreError>,
+}
+
+/// Puts a store that is an older copy of itself aside, and begins a new one. The peer must have ended.
+pub async fn begin_new_disk(settings: &Settings, why: &str) -> Result<(), UpError> {
+    Ok(quarantine::begin(settings, why, clock::wall()).await?)
 }
 
 /// Starts a peer. Returns when it serves.
@@ -136,6 +151,7 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
         name: name.clone(),
         store: store.id(),
         boot: opened.boot,
+        first_boot: store.boot() == 1,
         replicas: settings.replicas,
         renew_every: settings.renew_every,
         rho_milli: settings.rho_milli,
@@ -149,6 +165,7 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
         nodes: nodes.clone(),
         schedule,
         runs_images: found.container_runtime.is_some(),
+        policies: settings.policies.clone(),
         pace: Pace::default(),
         seed,
     };
@@ -180,14 +197,20 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
         pue_milli: settings.pue_milli,
         nodes,
         container_runtime: found.container_runtime,
+        terms: settings.terms.clone(),
     };
     let build = BuildReport { version: env!("CARGO_PKG_VERSION").into(), wire: SPEAKS };
-    for facet in [Facet::Capacity(capacity), Facet::Build(build)] {
+    let data = Inventory::of(measure(&settings.datasets).await);
+    let images = Inventory::of(settings.images.iter().cloned());
+    let facets = [Facet::Capacity(capacity), Facet::Build(build), Facet::Data(data), Facet::Images(images)];
+    for facet in facets {
         if let Err(error) = mesh.publish(facet) {
             tracing::error!("cannot report: {error}");
         }
     }
 
+    let log = EventLog::open(&settings.state)
+        .map_err(|e| UpError::Log(settings.state.join("events").display().to_string(), e))?;
     let api_listener = match settings.api {
         None => None,
         Some(address) => {
@@ -204,14 +227,25 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
         issuer,
         backend: backend.clone(),
         store: store.clone(),
+        log: log.clone(),
         api,
         started_at: clock::wall(),
         grace: settings.grace,
     }));
-    let router = crate::surface::api::router(node.clone());
+    tracker.spawn(tasks::peers(core.clone(), mesh.view(), cancel.clone()));
+    tracker.spawn(tasks::journal(core.clone(), log, cancel.clone()));
+    let memory = Arc::new(crate::surface::web::Memory::default());
+    tracker.spawn(crate::surface::web::watch(node.clone(), memory.clone(), cancel.clone()));
+    let router = crate::surface::api::router_with(node.clone(), memory);
     tracker.spawn(tasks::incoming(core.clone(), mesh.clone(), router.clone(), incoming, cancel.clone()));
-    let health =
-        tasks::Health { core, mesh, store, backend: backend.clone(), reserve: settings.disk_reserve };
+    let health = tasks::Health {
+        core,
+        mesh,
+        store,
+        backend: backend.clone(),
+        reserve: settings.disk_reserve,
+        disk_note: opened.disk_note,
+    };
     tracker.spawn(health.run(cancel.clone()));
     // Adoption ends before users are served: what ran before is accounted for first.
     backend.adopt(events).await.map_err(|e| UpError::Backend("local", e))?;
@@ -258,6 +292,8 @@ fn backend(settings: &Settings, name: &crate::base::PeerName) -> anyhow::Result<
     config.notice = settings.notice;
     config.attempts_kept = settings.attempts_kept;
     config.container_runtime.clone_from(&settings.container_runtime);
+    let places = settings.datasets.iter().filter_map(|d| Some((d.name.clone(), d.path.clone()?)));
+    config.datasets = places.collect();
     config.canonical_gpu = |name: &str, memory: Bytes| gpu::canonical_measured(name, memory).ok();
     Ok(LocalBackend::new(config)?)
 }
@@ -272,7 +308,10 @@ impl Running {
         };
         if let Some(error) = failed {
             self.close().await;
-            return Err(UpError::Store(error));
+            return Err(match error {
+                StoreError::RolledBack(why) => UpError::RolledBack(why.to_string()),
+                error => UpError::Store(error),
+            });
         }
         if self.settings.on_shutdown == OnShutdown::Move && self.others_alive() {
             self.hand_back().await;

@@ -12,10 +12,8 @@ fn an_urgent_job_sends_one_away_and_that_one_goes_on_later() {
     let mesh = Mesh::start([Plan::new("alpha")]);
     let state = mesh.state("alpha");
     let progress = mesh.folder.path().join("progress");
-    let firm = submit(
-        state,
-        "name: firm\npriority: low\npreemptible: false\nresources: {gpus: 2}\nrun: sleep 15\n",
-    );
+    let firm =
+        submit(state, "name: firm\npriority: low\npreemptible: false\nresources: {gpus: 2}\nrun: sleep 15\n");
     in_state(state, &firm, &["running"]);
     let low = format!(
         "name: low\npriority: low\nresources: {{gpus: 2}}\nrun: |\n  if [ -e {0} ]; then exit 0; fi\n  \
@@ -24,8 +22,7 @@ fn an_urgent_job_sends_one_away_and_that_one_goes_on_later() {
     );
     let low = submit(state, &low);
     in_state(state, &low, &["running"]);
-    let urgent =
-        submit(state, "name: urgent\npriority: high\nresources: {gpus: 2}\nrun: sleep 0.2\n");
+    let urgent = submit(state, "name: urgent\npriority: high\nresources: {gpus: 2}\nrun: sleep 0.2\n");
     succeeded(state, &urgent);
     assert!(progress.exists(), "the victim had its notice");
     let job = succeeded(state, &low);

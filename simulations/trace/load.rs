@@ -18,6 +18,8 @@ pub struct Job {
     pub runs: Span,
     pub nodes: u32,
     pub gpus: u32,
+    /// The longest run that its user stated, if any.
+    pub limit: Option<Span>,
     /// The cluster that its user has.
     pub home: usize,
 }
@@ -135,7 +137,8 @@ pub fn read(jobs: &Path, nodes: &Path, months: &Months) -> Result<Trace, String>
             let runs = row[1].parse::<f64>().ok().filter(|s| *s > 0.0 && *s < 1e9).ok_or("no duration")?;
             let gpus = row[2].parse::<f64>().ok().filter(|n| *n >= 1.0 && *n <= 1e5).ok_or("no GPUs")?;
             let (nodes, gpus) = gang(gpus as u32);
-            let job = Job { at: Instant(at), runs: Span((runs * 1e6) as u64), nodes, gpus, home };
+            let job =
+                Job { at: Instant(at), runs: Span((runs * 1e6) as u64), nodes, gpus, limit: None, home };
             if sites.iter().any(|site| site.fits(&job)) { Ok(job) } else { Err("larger than any cluster") }
         })();
         match taken {
@@ -199,7 +202,14 @@ pub fn generate(seed: u64, jobs: usize, nodes: &[u32]) -> Trace {
         };
         let runs = (1_400.0 * (1.8 * normal(&mut rng)).exp()).clamp(1.0, 400_000.0);
         let (nodes, gpus) = gang(wanted);
-        let job = Job { at: Instant((at * 1e6) as u64), runs: Span((runs * 1e6) as u64), nodes, gpus, home };
+        let job = Job {
+            at: Instant((at * 1e6) as u64),
+            runs: Span((runs * 1e6) as u64),
+            nodes,
+            gpus,
+            limit: None,
+            home,
+        };
         if sites[home].fits(&job) {
             out.push(job);
         }
@@ -207,7 +217,36 @@ pub fn generate(seed: u64, jobs: usize, nodes: &[u32]) -> Trace {
     Trace { sites, jobs: out, left_out: BTreeMap::new(), load_found: 0.0 }
 }
 
+/// What users state as the longest run of a job, so that short ones can be let through in front of what waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Limits {
+    /// Nothing, as in the traces.
+    #[default]
+    None,
+    /// The next of 1 h, 4 h, 12 h, 1 d, 3 d, 7 d, ..., as clusters have partitions.
+    Classes,
+}
+
+/// How the offered load is brought to what is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Scale {
+    /// Every cluster has fewer (or more) nodes: jobs come when they came and run as long as they ran.
+    #[default]
+    Nodes,
+    /// Jobs come closer together (or further apart).
+    Arrivals,
+}
+
+const CLASSES_H: [u64; 8] = [1, 4, 12, 24, 72, 168, 720, 2_400];
+
 impl Trace {
+    pub fn state_limits(&mut self, limits: Limits) {
+        for job in &mut self.jobs {
+            let class = CLASSES_H.iter().map(|h| Span::secs(h * 3_600)).find(|class| *class > job.runs);
+            job.limit = class.filter(|_| limits == Limits::Classes);
+        }
+    }
+
     /// Takes the first jobs only and, so that they still meet each other, as large a share of every cluster's nodes
     /// (but all that its own jobs need).
     pub fn limit(&mut self, limit: usize) {
@@ -281,22 +320,52 @@ impl Trace {
         Ok(())
     }
 
-    /// Puts the arrivals closer together (or apart) until the offered load is this; what a job needs and how long
-    /// it runs stay as they are.
-    pub fn scale(&mut self, load: f64) -> Result<(), String> {
-        self.jobs.sort_by_key(|j| j.at);
-        let (Some(first), Some(last)) = (self.jobs.first(), self.jobs.last()) else {
-            return Err("no jobs".into());
-        };
-        let (first, window) = (first.at, last.at.since(first.at).as_secs_f64().max(1.0));
+    /// Offered GPU time per GPU time there.
+    fn load(&self) -> f64 {
+        let (Some(first), Some(last)) = (self.jobs.first(), self.jobs.last()) else { return 0.0 };
+        let window = last.at.since(first.at).as_secs_f64().max(1.0);
         let gpus: u64 = self.sites.iter().map(Site::gpus_total).sum();
-        let work: f64 = self.jobs.iter().map(Job::work).sum();
-        self.load_found = work / (gpus as f64 * window);
-        let factor = self.load_found / load;
+        self.jobs.iter().map(Job::work).sum::<f64>() / (gpus as f64 * window)
+    }
+
+    /// Brings the offered load to this. What a job needs and how long it runs stay as they are.
+    pub fn scale(&mut self, load: f64, by: Scale) -> Result<(), String> {
+        self.jobs.sort_by_key(|j| j.at);
+        self.load_found = self.load();
+        if by == Scale::Nodes {
+            self.fewer_nodes(self.load_found / load);
+            let sites = self.sites.clone();
+            let before = self.jobs.len();
+            self.jobs.retain(|job| sites.iter().any(|site| site.fits(job)));
+            if self.jobs.len() < before {
+                *self.left_out.entry("larger than any cluster that is left").or_default() +=
+                    before - self.jobs.len();
+            }
+        }
+        let Some(first) = self.jobs.first().map(|j| j.at) else { return Err("no jobs".into()) };
+        // By nodes only what whole nodes leave over; else all of it.
+        let factor = self.load() / load;
         for job in &mut self.jobs {
             let after = (job.at.since(first).0 as f64 * factor) as u64;
             job.at = Instant(0) + SETTLED + Span(after);
         }
         Ok(())
+    }
+
+    /// So many times the nodes, each cluster its share, and at least one.
+    fn fewer_nodes(&mut self, times: f64) {
+        let share = |n: u32| f64::from(n) * times;
+        let total: u32 = self.sites.iter().map(|s| s.nodes).sum();
+        let wanted = (share(total).round() as u32).max(self.sites.len() as u32);
+        let shares: Vec<f64> = self.sites.iter().map(|s| share(s.nodes)).collect();
+        let mut nodes: Vec<u32> = shares.iter().map(|s| (s.floor() as u32).max(1)).collect();
+        while nodes.iter().sum::<u32>() < wanted {
+            let lack = |i: &usize| shares[*i] - f64::from(nodes[*i]);
+            let Some(i) = (0..nodes.len()).max_by(|a, b| lack(a).total_cmp(&lack(b))) else { break };
+            nodes[i] += 1;
+        }
+        for (site, n) in self.sites.iter_mut().zip(nodes) {
+            site.nodes = n;
+        }
     }
 }

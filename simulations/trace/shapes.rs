@@ -51,6 +51,7 @@ pub fn spec(job: &Job, name: String) -> JobSpec {
     let text = format!("name: {name}\nrun: work\nnodes: {}\nresources: {{gpus: {}}}\n", job.nodes, job.gpus);
     let mut spec = parse_spec(text.as_bytes()).expect("a job file").spec;
     spec.on_lost_contact.grace = Some(GRACE);
+    spec.max_runtime = job.limit;
     spec
 }
 
@@ -74,12 +75,15 @@ pub fn member(
             pue_milli: 1_200,
             nodes: nodes(site),
             container_runtime: None,
+            terms: Default::default(),
         }),
         queue,
         contact,
         health: Some(HealthReport { boot: 1, ..HealthReport::default() }),
         build: Some(BuildReport { version: String::new(), wire: SPEAKS }),
         links: Vec::new(),
+        data: None,
+        images: None,
         heard_at,
     };
     MemberView {

@@ -56,6 +56,7 @@ pub struct CoreHandle {
     waiting: Arc<DashMap<u64, oneshot::Sender<ClientResponse>>>,
     tokens: Arc<AtomicU64>,
     events: broadcast::Sender<Event>,
+    journal: broadcast::Sender<Event>,
     name: PeerName,
 }
 
@@ -84,6 +85,19 @@ impl CoreHandle {
     /// Events from now on.
     pub fn events(&self) -> broadcast::Receiver<Event> {
         self.events.subscribe()
+    }
+
+    /// The core's own events from now on, without the notes of parts beside it, which are made only while somebody
+    /// watches: what listens for good listens here.
+    pub fn journal(&self) -> broadcast::Receiver<Event> {
+        self.journal.subscribe()
+    }
+
+    /// An event of a part beside the core that is worth keeping.
+    pub fn note(&self, event: Event) {
+        // Nobody may be subscribed.
+        let _ = self.journal.send(event.clone());
+        let _ = self.events.send(event);
     }
 
     /// Where events are sent, for parts beside the core that have some.
@@ -129,6 +143,7 @@ pub fn start(
         waiting: Arc::default(),
         tokens: Arc::new(AtomicU64::new(1)),
         events: broadcast::channel(1024).0,
+        journal: broadcast::channel(4096).0,
         name: parts.name.clone(),
     };
     let (peer, first) = parts.core;
@@ -143,6 +158,7 @@ pub fn start(
         synced,
         unsynced: VecDeque::new(),
         own: VecDeque::new(),
+        rolled_back: None,
     };
     tracker.spawn(driver.run(first, received, done, failed, cancel));
     (handle, failure)
@@ -161,6 +177,8 @@ struct Driver {
     unsynced: VecDeque<Vec<Output>>,
     /// Messages to itself.
     own: VecDeque<Message>,
+    /// The store is an older copy of itself.
+    rolled_back: Option<String>,
 }
 
 impl Driver {
@@ -174,6 +192,9 @@ impl Driver {
     ) {
         self.carry_out(first).await;
         let failure = loop {
+            if let Some(why) = self.rolled_back.take() {
+                break Some(StoreError::RolledBack(why.into()));
+            }
             if !self.own.is_empty() {
                 // All at once: one batch more at most, so that what waits for the disk stays bounded.
                 let from = &self.name;
@@ -236,6 +257,7 @@ impl Driver {
                 Output::Flash(flash) => self.outlet.flash(flash),
                 Output::Report { queue, contact } => self.outlet.report(queue, contact),
                 Output::Event(event) => self.event(event),
+                Output::Quarantine { why } => self.rolled_back = Some(why),
                 other => after.push(other),
             }
         }
@@ -280,7 +302,11 @@ impl Driver {
                 Output::Renewed { contact, incarnation, sent_at } => {
                     self.to_backend(BackendWork::Renewed(contact, incarnation, sent_at)).await;
                 }
-                Output::Write(_) | Output::Flash(_) | Output::Report { .. } | Output::Event(_) => {}
+                Output::Write(_)
+                | Output::Flash(_)
+                | Output::Report { .. }
+                | Output::Event(_)
+                | Output::Quarantine { .. } => {}
             }
         }
         for (to, messages) in mail {
@@ -296,7 +322,6 @@ impl Driver {
 
     fn event(&self, event: Event) {
         tracing::info!(kind = %event.kind, job = ?event.job, "{}", event.text);
-        // Nobody may be subscribed.
-        let _ = self.handle.events.send(event);
+        self.handle.note(event);
     }
 }

@@ -95,7 +95,9 @@ fn common_env(command: &StartCommand, config: &LocalConfig, cookie: &str, master
     set(&mut env, "STARLING_JOB_NAME", &spec.name);
     set(&mut env, "STARLING_EPOCH", key.epoch);
     set(&mut env, "STARLING_CLUSTER", &config.peer);
-    set(&mut env, "STARLING_DATA", spec.data.join("\n"));
+    let place =
+        |name: &String| config.datasets.get(name).map_or_else(|| name.clone(), |p| p.display().to_string());
+    set(&mut env, "STARLING_DATA", spec.data.iter().map(place).collect::<Vec<_>>().join("\n"));
     let mut span = digest::Context::new(&digest::SHA256);
     span.update(&command.trace.0);
     span.update(&key.epoch.0.to_be_bytes());
@@ -156,6 +158,8 @@ fn rank_spec(
     let checkpoint = env.iter().find(|(n, _)| n == "CHECKPOINT_PATH").map(|(_, v)| PathBuf::from(v));
     // A folder for checkpoints is shared as it is; it must be there before the container starts.
     let checkpoint = checkpoint.filter(|p| p.is_absolute() && p.is_dir());
+    let data: Vec<&Path> =
+        spec.data.iter().filter_map(|name| host.config.datasets.get(name).map(PathBuf::as_path)).collect();
     let run = ContainerRun {
         name: &name,
         image,
@@ -163,6 +167,7 @@ fn rank_spec(
         env: &env,
         workdir,
         checkpoint: checkpoint.as_deref(),
+        data: &data,
         gpus: if host.gpus.is_some() { &gpus } else { &[] },
     };
     Ok(RankSpec {

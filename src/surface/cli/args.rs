@@ -85,14 +85,21 @@ pub enum Command {
     View(ViewArgs),
     /// Show the peer that answers
     Peer,
+    /// Print the address of the peer's page, with the token that opens it
+    Page,
     /// Print events as they come
     Events(EventsArgs),
+    /// Show who changed what through the peer, or check that nobody changed that
+    Audit(AuditArgs),
     /// Make join tokens
     #[command(subcommand)]
     Token(TokenCommand),
     /// List or remove members
     #[command(subcommand)]
     Member(MemberCommand),
+    /// Limit what tenants may use over the whole mesh
+    #[command(subcommand)]
+    Tenant(super::tenants::TenantCommand),
     /// Take no new attempts, and hand back the running ones
     Drain(ClusterArg),
     /// Take attempts again
@@ -255,9 +262,21 @@ pub struct JobsArgs {
     /// Only in these states, with commas between
     #[arg(long)]
     pub states: Option<String>,
+    /// Only those submitted since then: a date (2026-06-01T12:00:00Z), or so long ago (2h)
+    #[arg(long, value_name = "WHEN")]
+    pub since: Option<String>,
+    /// Only those submitted before then
+    #[arg(long, value_name = "WHEN")]
+    pub until: Option<String>,
+    /// The next page: what the last one said
+    #[arg(long, value_name = "PLACE")]
+    pub before: Option<String>,
     /// At most so many, newest first
     #[arg(long, default_value_t = 100, value_name = "N")]
     pub limit: usize,
+    /// Only jobs of this array, by its id; without it jobs of arrays are left out
+    #[arg(long, value_name = "ID")]
+    pub array: Option<String>,
     /// Fail (7) unless every member answered
     #[arg(long)]
     pub complete: bool,
@@ -312,6 +331,9 @@ pub struct LogsArgs {
     /// Go on until the job has ended, over moves to other clusters
     #[arg(long, short)]
     pub follow: bool,
+    /// Of the job of this index, where ID is an array (the same as ID.INDEX)
+    #[arg(long, value_name = "INDEX")]
+    pub index: Option<u32>,
     /// Only of this node of the job
     #[arg(long)]
     pub rank: Option<u32>,
@@ -367,6 +389,36 @@ pub struct EventsArgs {
     /// End after so many
     #[arg(long, value_name = "N")]
     pub count: Option<u64>,
+    /// What was, from the logs of all peers that answer, and end
+    #[arg(long)]
+    pub past: bool,
+    /// The same, not older than this, such as 2h
+    #[arg(long, value_name = "TIME")]
+    pub since: Option<Span>,
+    /// Only about jobs of this tenant (what was)
+    #[arg(long, conflicts_with = "count")]
+    pub tenant: Option<String>,
+}
+
+/// `starling audit`.
+#[derive(Debug, Clone, Args)]
+pub struct AuditArgs {
+    /// Check the chain instead of showing it
+    #[arg(value_enum)]
+    pub word: Option<AuditWord>,
+    /// At most so many, newest first
+    #[arg(long, default_value_t = 50, value_name = "N")]
+    pub limit: usize,
+    /// Check the files of a state folder itself, without asking its peer
+    #[arg(long, requires = "word")]
+    pub files: bool,
+}
+
+/// What to do with the audit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum AuditWord {
+    /// Read all of it and check that no byte was changed
+    Verify,
 }
 
 /// `starling token`.
@@ -430,6 +482,18 @@ pub struct DemoArgs {
     /// Folder for states and ledgers; default is a temporary one
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
+    /// What is shown
+    #[arg(long, value_enum, default_value_t = DemoScenario::Kill)]
+    pub scenario: DemoScenario,
+}
+
+/// What a demo shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum DemoScenario {
+    /// Jobs, and a peer that is killed half way
+    Kill,
+    /// The checks before a pool is handed over: function, preemption, monitoring data, capacity at peak
+    Acceptance,
 }
 
 /// `starling replay`.

@@ -28,8 +28,12 @@ impl Peer {
         let state = self.dir.path().to_str().expect("a path").to_owned();
         let line = ["starling", "--state", &state].into_iter().chain(line.iter().copied());
         let cli = Cli::try_parse_from(line).expect("it parses");
-        let asking =
-            Asking { client: client(&cli.global)?, style: Style { colour: false }, json: cli.global.json };
+        let asking = Asking {
+            client: client(&cli.global)?,
+            style: Style { colour: false },
+            json: cli.global.json,
+            token: None,
+        };
         let done = tokio::time::timeout(std::time::Duration::from_secs(30), perform(&asking, cli.command));
         done.await.expect("in time")
     }
@@ -129,7 +133,7 @@ async fn a_job_from_submit_to_its_end() {
     let id = taken.document["id"].as_str().expect("an id").to_owned();
     let short = &id[..8];
     assert!(peer.does(&["queue"]).await.expect("jobs").text.contains(short));
-    assert!(peer.does(&["why", short]).await.expect("why").text.contains("0 of 8 GPUs are free"));
+    assert!(peer.does(&["why", short]).await.expect("why").text.contains("0 of 8 GPUs wanted"));
     let waited = peer.does(&["wait", short, "--timeout", "20ms"]).await.expect("in time");
     assert_eq!(waited.code, exit::UNKNOWN);
     let job = id.parse().expect("an id");
@@ -207,7 +211,7 @@ async fn the_mesh_is_shown() {
             tokio::task::yield_now().await;
         }
         fake.put(Fake::spec("run: x"));
-        let event = crate::core::api::Event { kind: "job.x".into(), job: None, text: "told".into() };
+        let event = crate::core::api::Event::new("job.x", None, "told");
         fake.events.send(event).expect("a reader");
     };
     assert_eq!(code(tokio::join!(events, told).0), exit::OK);
