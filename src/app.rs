@@ -29,6 +29,7 @@ use crate::core::{CoreConfig, Input, Now, Peer};
 use crate::model::gpu;
 use crate::model::report::{BuildReport, CapacityReport, Inventory, Liveness};
 use crate::runtime::driver::{self, DriverParts};
+use crate::runtime::eventlog::EventLog;
 use crate::runtime::gossip::Facet;
 use crate::runtime::gossip::GossipConfig;
 use crate::runtime::handle::PeerHandle;
@@ -57,6 +58,9 @@ pub enum UpError {
     /// A listening socket of the API.
     #[error("cannot serve the API at {0}: {1}")]
     Api(String, std::io::Error),
+    /// The event log.
+    #[error("cannot write the event log in {0}: {1}")]
+    Log(String, std::io::Error),
     /// The store is an older copy of itself: begin a new one with [`begin_new_disk`].
     #[error("{0}")]
     RolledBack(String),
@@ -196,6 +200,8 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
         }
     }
 
+    let log = EventLog::open(&settings.state)
+        .map_err(|e| UpError::Log(settings.state.join("events").display().to_string(), e))?;
     let api_listener = match settings.api {
         None => None,
         Some(address) => {
@@ -212,11 +218,16 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
         issuer,
         backend: backend.clone(),
         store: store.clone(),
+        log: log.clone(),
         api,
         started_at: clock::wall(),
         grace: settings.grace,
     }));
-    let router = crate::surface::api::router(node.clone());
+    tracker.spawn(tasks::peers(core.clone(), mesh.view(), cancel.clone()));
+    tracker.spawn(tasks::journal(core.clone(), log, cancel.clone()));
+    let memory = Arc::new(crate::surface::web::Memory::default());
+    tracker.spawn(crate::surface::web::watch(node.clone(), memory.clone(), cancel.clone()));
+    let router = crate::surface::api::router_with(node.clone(), memory);
     tracker.spawn(tasks::incoming(core.clone(), mesh.clone(), router.clone(), incoming, cancel.clone()));
     let health = tasks::Health {
         core,
