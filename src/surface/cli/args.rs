@@ -482,6 +482,18 @@ pub struct DemoArgs {
     /// Folder for states and ledgers; default is a temporary one
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
+    /// What is shown
+    #[arg(long, value_enum, default_value_t = DemoScenario::Kill)]
+    pub scenario: DemoScenario,
+}
+
+/// What a demo shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum DemoScenario {
+    /// Jobs, and a peer that is killed half way
+    Kill,
+    /// The checks before a pool is handed over: function, preemption, monitoring data, capacity at peak
+    Acceptance,
 }
 
 /// `starling replay`.

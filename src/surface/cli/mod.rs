@@ -24,7 +24,9 @@ use clap::Parser;
 use serde::Serialize;
 use serde_json::Value;
 
-pub use args::{ChaosArgs, Cli, Command, DemoArgs, Global, ReplayArgs, RunArgs, UpArgs, WorkCommand};
+pub use args::{
+    ChaosArgs, Cli, Command, DemoArgs, DemoScenario, Global, ReplayArgs, RunArgs, UpArgs, WorkCommand,
+};
 pub use exit::{EXIT_CODES, Failure};
 pub use output::{Style, Table, brief, plain};
 pub use page::page_link;

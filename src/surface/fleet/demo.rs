@@ -5,13 +5,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use super::super::cli::DemoArgs;
-use super::super::cli::page_link;
+use super::super::cli::{DemoArgs, DemoScenario, page_link};
 use super::super::documents::{JobDocument, PeerDocument};
 use super::super::ledger::{self, Expected, Kind};
 use super::judgement::Summary;
 use super::live::Live;
-use super::{Fleet, FleetError, Shape, block, io};
+use super::{Fleet, FleetError, Shape, acceptance, block, io};
 use crate::base::{Bytes, MilliCpu, Span};
 use crate::model::NodeCapacity;
 use crate::model::config::Config;
@@ -35,6 +34,12 @@ const HALF_WAY: u64 = 15;
 
 /// Runs the demo to its end.
 pub fn main(args: DemoArgs) -> ExitCode {
+    if args.scenario == DemoScenario::Acceptance {
+        return match block(acceptance::run(&args)) {
+            Ok(acceptance) => acceptance.show(args.json),
+            Err(error) => failed(&error),
+        };
+    }
     match block(run(&args)) {
         Ok(summary) => {
             if args.json {
@@ -44,11 +49,13 @@ pub fn main(args: DemoArgs) -> ExitCode {
             }
             if summary.holds() { ExitCode::SUCCESS } else { ExitCode::from(1) }
         }
-        Err(error) => {
-            eprintln!("starling: demo: {error}");
-            ExitCode::from(70)
-        }
+        Err(error) => failed(&error),
     }
+}
+
+fn failed(error: &FleetError) -> ExitCode {
+    eprintln!("starling: demo: {error}");
+    ExitCode::from(70)
 }
 
 /// Peers of 2 x 8 A100-80G and 8 H100, declared: nothing real is behind them.
