@@ -47,7 +47,7 @@ fn tiles(list: &ClusterList) -> String {
         format!("<a class=tile href=\"{href}\"><b>{big} <small>{small}</small></b><span>{what}</span></a>")
     };
     let alive = gpus.total() - gpus.down;
-    let percent = if alive == 0 { "–".into() } else { format!("{} %", 100 * gpus.used / alive) };
+    let percent = (100 * gpus.used).checked_div(alive).map_or_else(|| "–".to_owned(), |n| format!("{n} %"));
     format!(
         "<div class=tiles>{}{}{}{}{}</div>",
         tile("/clusters", number(gpus.free), format!("of {}", number(gpus.total())), "GPUs free"),
