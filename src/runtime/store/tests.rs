@@ -247,9 +247,24 @@ fn a_full_disk_is_a_typed_error_and_keeps_what_was_answered() {
     store.commit_blocking(vec![put(b"after", b"")]).expect("and takes writes again");
 }
 
+/// Opens what this process has just closed. A child that another test is starting has a copy of the lock until it
+/// runs its program, and so for a moment the folder is still locked.
+fn unlocked(dir: &Path) -> Result<(Store, DiskImage), StoreError> {
+    loop {
+        match Store::open(dir) {
+            Err(StoreError::Locked { .. }) => std::thread::yield_now(),
+            opened => return opened,
+        }
+    }
+}
+
+fn open(dir: &Path) -> (Store, DiskImage) {
+    unlocked(dir).expect("opens")
+}
+
 /// A store that was killed: its log holds what its database does not.
 fn killed(dir: &Path, commits: u32) {
-    let (store, _) = Store::open(dir).expect("opens");
+    let (store, _) = open(dir);
     for n in 0..commits {
         store.commit_blocking(vec![put(&n.to_be_bytes(), &[7; 100])]).expect("commits");
     }
@@ -282,14 +297,14 @@ fn a_log_that_is_cut_anywhere_holds_the_commits_before_the_cut() {
             }
             fs::write(dir.path().join("store.0.log"), torn).expect("writes");
             fs::write(dir.path().join("store.redb"), &database).expect("writes");
-            let (store, image) = Store::open(dir.path()).expect("opens");
+            let (store, image) = open(dir.path());
             let held = rows(&image, Table::Acceptors).len();
             assert_eq!(held, cut.saturating_sub(20).div_euclid(frame).min(6), "cut at {cut}");
             assert!(held >= held_before);
             held_before = held;
             store.commit_blocking(vec![put(b"more", b"1")]).expect("goes on");
             drop(store);
-            let (_, image) = Store::open(dir.path()).expect("opens again");
+            let (_, image) = open(dir.path());
             assert_eq!(rows(&image, Table::Acceptors).len(), held + 1, "cut at {cut}");
         }
     }
@@ -304,17 +319,17 @@ fn a_changed_byte_inside_the_log_is_damage_and_not_an_end() {
     let mut damaged = whole.clone();
     damaged[20 + 129 * 2 + 60] ^= 1;
     fs::write(dir.path().join("store.0.log"), damaged).expect("writes");
-    let error = Store::open(dir.path()).map(|_| ()).expect_err("damaged");
+    let error = unlocked(dir.path()).map(|_| ()).expect_err("damaged");
     assert!(matches!(error, StoreError::Corrupt(_)), "{error}");
     fs::write(dir.path().join("store.0.log"), whole).expect("writes");
-    let (_, image) = Store::open(dir.path()).expect("the undamaged one opens");
+    let (_, image) = open(dir.path());
     assert_eq!(rows(&image, Table::Acceptors).len(), 6);
 }
 
 #[test]
 fn files_that_take_turns_lose_nothing_and_an_orderly_end_needs_no_log() {
     let dir = tempfile::tempdir().expect("temp folder");
-    let (store, _) = Store::open(dir.path()).expect("opens");
+    let (store, _) = open(dir.path());
     let format = || fs::read_to_string(dir.path().join("format")).expect("reads");
     assert_eq!(format(), "2\n", "a binary that knows no log must not read it now");
     let megabyte = vec![9; 1 << 20];
@@ -328,7 +343,7 @@ fn files_that_take_turns_lose_nothing_and_an_orderly_end_needs_no_log() {
     for which in ["store.0.log", "store.1.log"] {
         fs::remove_file(dir.path().join(which)).expect("a log");
     }
-    let (_, image) = Store::open(dir.path()).expect("opens without logs");
+    let (_, image) = open(dir.path());
     let held = rows(&image, Table::Acceptors);
     assert_eq!((held.len(), held.get(b"last".as_slice())), (26, Some(&39_u32.to_be_bytes().to_vec())));
 }
