@@ -240,15 +240,15 @@ impl Model for Quota {
             if own == 1 && cluster.runs[0] > 0 && cluster.taken & 3 == 0 && follows {
                 actions.push(Action::Rebind(c));
             }
-            if let Some(row) = state.rows[c].filter(|row| c == 0 && row.held > 0) {
-                if cluster.seen != Some((row.nonce, row.bound)) {
-                    actions.push(Action::See(c));
-                }
+            if let Some(row) = state.rows[c].filter(|row| c == 0 && row.held > 0)
+                && cluster.seen != Some((row.nonce, row.bound))
+            {
+                actions.push(Action::See(c));
             }
-            if let Some((_, bound)) = cluster.seen {
-                if bound & !cluster.taken == 0 || self.is(Bug::ReclaimedByTime) {
-                    actions.push(Action::Reclaim(c));
-                }
+            if let Some((_, bound)) = cluster.seen
+                && (bound & !cluster.taken == 0 || self.is(Bug::ReclaimedByTime))
+            {
+                actions.push(Action::Reclaim(c));
             }
         }
     }
