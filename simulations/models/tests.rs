@@ -27,7 +27,7 @@ const AT_LEAST: [(&str, usize); 13] = [
     ("moving-far", 78_000),
     ("moving-lost-disk", 8_800),
     ("forgetting", 19_000),
-    ("quota", 1_000),
+    ("quota", 110_000),
 ];
 
 fn holds(name: &str) {
