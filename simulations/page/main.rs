@@ -150,7 +150,7 @@ fn views(scene: &Scene) {
     browser.until("all links are measured", "document.querySelectorAll('.heat td[class^=h]').length === 6");
     scene.looks_right("links");
     browser.click("nav a[href='/clusters']");
-    browser.until("the clusters", "document.querySelectorAll('tbody tr').length === 3");
+    browser.until("the clusters", "document.querySelectorAll('main tbody tr').length === 3");
     scene.looks_right("clusters");
     browser.click("nav a[href='/ring']");
     browser.until("the ring", "document.querySelectorAll('path.share').length > 30");
@@ -159,7 +159,7 @@ fn views(scene: &Scene) {
     browser.until("two jobs run", "[...document.querySelectorAll('tbody .state.running')].length === 2");
     scene.looks_right("jobs");
     browser.click("nav a[href='/events']");
-    browser.until("events", "document.querySelectorAll('tbody tr').length > 1");
+    browser.until("events", "document.querySelectorAll('main tbody tr').length > 1");
     scene.looks_right("events");
     browser.click("nav a[href='/']");
     browser.until(
@@ -189,7 +189,7 @@ fn a_job_moves_without_reload(scene: &Scene) -> String {
     // Found by typing, and opened.
     browser.keys("/");
     browser.keys("counting");
-    browser.until("one row", "document.querySelectorAll('tbody tr').length === 1");
+    browser.until("one row", "document.querySelectorAll('main tbody tr').length === 1");
     browser.click(&format!("tr[data-key=\"{id}\"] a"));
     browser.until("the job", "document.querySelector('h1').textContent === 'counting'");
     id

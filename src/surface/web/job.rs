@@ -178,16 +178,11 @@ fn timeline(job: &JobDocument) -> String {
     let older = if hidden { "<p class=soft>Older attempts are counted only.</p>" } else { "" };
     let table = format!(
         "<div class=scroll><table><thead><tr><th scope=col><span class=hidden>What</span></th><th scope=col>Cluster</th>\
-         <th scope=col class=span>{} to {}</th><th scope=col class=\"n opt\">Waited</th><th scope=col class=n>Ran</th><th scope=col>End</th></tr></thead>\
+         <th scope=col>Time</th><th scope=col class=\"n opt\">Waited</th><th scope=col class=n>Ran</th><th scope=col>End</th></tr></thead>\
          <tbody>{rows}</tbody></table></div>{older}",
-        html::clock(begin),
-        if job.done { html::clock(end) } else { "now".into() },
     );
-    let note = if job.done {
-        format!("took {}", exact(end - begin))
-    } else {
-        format!("for {} so far", exact(end - begin))
-    };
+    let (so_far, from) = (if job.done { "" } else { " so far" }, html::clock(begin));
+    let note = format!("{}{so_far}, from {from}", exact(end - begin));
     panel("Attempts", &note, &table)
 }
 

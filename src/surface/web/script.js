@@ -77,7 +77,14 @@
     while (at) { const next = at.nextSibling; at.remove(); at = next; }
   }
 
+  // What a person asked for comes before what asks again by itself: that never takes its place.
+  let asked = 0;
   async function load(url, { push = false, quiet = false } = {}) {
+    if (quiet && asked > 0) return;
+    if (!quiet) asked += 1;
+    try { await show(url, push, quiet); } finally { if (!quiet) asked -= 1; }
+  }
+  async function show(url, push, quiet) {
     const mine = ++generation;
     let response;
     try {
