@@ -11,6 +11,7 @@ pub use open::{OpenError, Opened, Wish};
 pub use settings::{OnShutdown, Settings};
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::net::TcpListener;
@@ -20,8 +21,10 @@ use tokio_util::task::TaskTracker;
 
 use crate::backends::Backend;
 use crate::backends::local::{LocalBackend, LocalConfig, clock};
-use crate::base::{Bytes, Span, WallTime};
+use crate::backends::slurm::{self, SlurmBackend, SlurmConfig};
+use crate::base::{Bytes, PeerName, Span, WallTime};
 use crate::core::{CoreConfig, Input, Now, Peer};
+use crate::model::config::BackendKind;
 use crate::model::gpu;
 use crate::model::report::{BuildReport, CapacityReport, Liveness};
 use crate::runtime::driver::{self, DriverParts};
@@ -72,7 +75,7 @@ pub struct Running {
     /// Where the HTTP API listens on TCP, if it does.
     pub api: Option<SocketAddr>,
     settings: Settings,
-    backend: Arc<LocalBackend>,
+    backend: Arc<dyn Backend>,
     tracker: TaskTracker,
     api_tasks: TaskTracker,
     cancel: CancellationToken,
@@ -112,8 +115,9 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
     let issuer = Arc::new(TokenIssuer::new(issuer_parts));
     net.set_join_handler(Some(issuer.clone()));
 
-    let backend = Arc::new(backend(&settings, &name).map_err(|e| UpError::Backend("local", e))?);
-    let found = backend.discover().await.map_err(|e| UpError::Backend("local", e))?;
+    let kind = settings.backend.as_str();
+    let backend = backend(&settings, &name).map_err(|e| UpError::Backend(kind, e))?;
+    let found = backend.discover().await.map_err(|e| UpError::Backend(kind, e))?;
     for note in &found.notes {
         tracing::info!("{note}");
     }
@@ -152,24 +156,28 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
 
     tracker.spawn(tasks::backend_work(backend.clone(), work));
     let (events, backend_events) = mpsc::channel(4_096);
-    tracker.spawn(tasks::backend_events(core.clone(), backend_events, cancel.clone()));
     tracker.spawn(tasks::views(core.clone(), mesh.view(), cancel.clone()));
+    let mut labels = settings.labels.clone();
+    // What a job may ask for without anybody's having said it here.
+    labels.entry("scheduler".into()).or_insert_with(|| backend.kind().into());
     let capacity = CapacityReport {
         backend: backend.kind().into(),
         region: settings.region.clone(),
         zone: settings.zone.clone(),
-        labels: settings.labels.clone(),
+        labels,
         price_milli: settings.price_milli,
         pue_milli: settings.pue_milli,
         nodes,
         container_runtime: found.container_runtime,
     };
     let build = BuildReport { version: env!("CARGO_PKG_VERSION").into(), wire: WIRE };
-    for facet in [Facet::Capacity(capacity), Facet::Build(build)] {
+    for facet in [Facet::Capacity(capacity.clone()), Facet::Build(build)] {
         if let Err(error) = mesh.publish(facet) {
             tracing::error!("cannot report: {error}");
         }
     }
+    let events_on = tasks::BackendEvents { core: core.clone(), mesh: mesh.clone(), capacity };
+    tracker.spawn(events_on.run(backend_events, cancel.clone()));
 
     let api_listener = match settings.api {
         None => None,
@@ -197,7 +205,7 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
         tasks::Health { core, mesh, store, backend: backend.clone(), reserve: settings.disk_reserve };
     tracker.spawn(health.run(cancel.clone()));
     // Adoption ends before users are served: what ran before is accounted for first.
-    backend.adopt(events).await.map_err(|e| UpError::Backend("local", e))?;
+    backend.adopt(events).await.map_err(|e| UpError::Backend(kind, e))?;
     let (api_tasks, api_cancel) = (TaskTracker::new(), CancellationToken::new());
     let listeners = listeners(&settings, api_listener)?;
     api_tasks.spawn(serve_api(listeners, router, api_cancel.clone()));
@@ -229,11 +237,18 @@ fn listeners(settings: &Settings, tcp: Option<TcpListener>) -> Result<ApiListene
     Ok(listeners)
 }
 
-fn backend(settings: &Settings, name: &crate::base::PeerName) -> anyhow::Result<LocalBackend> {
+fn backend(settings: &Settings, name: &crate::base::PeerName) -> anyhow::Result<Arc<dyn Backend>> {
     let exe = match &settings.self_exe {
         Some(exe) => exe.clone(),
         None => std::env::current_exe()?,
     };
+    match settings.backend {
+        BackendKind::Local => local(settings, name, exe),
+        BackendKind::Slurm => slurm(settings, name, exe),
+    }
+}
+
+fn local(settings: &Settings, name: &PeerName, exe: PathBuf) -> anyhow::Result<Arc<dyn Backend>> {
     let mut config = LocalConfig::new(settings.state.clone(), exe, name.clone());
     config.declared = settings.nodes.clone();
     config.logs = settings.logs;
@@ -242,7 +257,26 @@ fn backend(settings: &Settings, name: &crate::base::PeerName) -> anyhow::Result<
     config.attempts_kept = settings.attempts_kept;
     config.container_runtime.clone_from(&settings.container_runtime);
     config.canonical_gpu = |name: &str, memory: Bytes| gpu::canonical_measured(name, memory).ok();
-    Ok(LocalBackend::new(config)?)
+    Ok(Arc::new(LocalBackend::new(config)?))
+}
+
+fn slurm(settings: &Settings, name: &PeerName, exe: PathBuf) -> anyhow::Result<Arc<dyn Backend>> {
+    let wish = &settings.slurm;
+    let shared = wish.shared.clone().unwrap_or_else(|| settings.state.join("slurm"));
+    let mut config = SlurmConfig::new(shared, exe, name.clone());
+    (config.bin, config.conf) = (wish.bin.clone(), wish.conf.clone());
+    (config.rest, config.token) = (wish.rest.clone(), wish.token.clone());
+    (config.partition, config.account, config.qos) =
+        (wish.partition.clone(), wish.account.clone(), wish.qos.clone());
+    config.options = wish.options.clone().into_iter().collect();
+    config.gpu_names.clone_from(&wish.gpu_names);
+    (config.interval, config.pending_max) = (wish.interval, wish.pending_max);
+    (config.listen, config.host) = (wish.guard_listen, wish.guard_host.clone());
+    config.notice_signal = slurm::signal_number(&wish.notice_signal);
+    config.notice = settings.notice;
+    config.logs = settings.logs;
+    config.attempts_kept = settings.attempts_kept;
+    Ok(Arc::new(SlurmBackend::new(config)?))
 }
 
 impl Running {

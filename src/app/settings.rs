@@ -9,6 +9,7 @@ use super::open::{Opened, Wish};
 use crate::backends::local::LogLimits;
 use crate::base::{Bytes, Span};
 use crate::model::NodeCapacity;
+use crate::model::config::{BackendKind, SlurmBackendConfig};
 use crate::runtime::liveness::Rules;
 use crate::transport::NetConfig;
 
@@ -87,6 +88,10 @@ pub struct Settings {
     pub container_runtime: Option<PathBuf>,
     /// Use cgroups where the system allows.
     pub cgroups: bool,
+    /// What runs the attempts,
+    pub backend: BackendKind,
+    /// and what it is told where that is Slurm.
+    pub slurm: SlurmBackendConfig,
     /// Gossip while things change, and when quiet.
     pub gossip: (Duration, Duration),
     /// Suspect and lost.
@@ -138,6 +143,8 @@ impl Settings {
             probe_share_milli: 5,
             container_runtime: None,
             cgroups: true,
+            backend: BackendKind::Local,
+            slurm: SlurmBackendConfig::default(),
             gossip: (Duration::from_millis(200), Duration::from_secs(1)),
             liveness: Rules::default(),
             certificate_lifetime: Span::secs(30 * 86_400),

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::api::NodeShare;
+use super::api::{Held, NodeShare};
 use crate::base::{Bytes, MilliCpu};
 use crate::model::report::{NodeCapacity, QueueReport};
 use crate::model::{Resources, gpu};
@@ -108,6 +108,29 @@ impl Books {
     /// Gives a share back.
     pub fn give(&mut self, shares: &[NodeShare], need: &Resources) {
         self.mark(shares, need, false);
+    }
+
+    /// Others hold this: the last GPUs of the node, so that ours stay where they are.
+    pub fn hold(&mut self, held: &Held) {
+        let Some(node) = self.nodes.get_mut(held.node as usize) else { return };
+        let free = node.gpus.iter_mut().rev().filter(|taken| !**taken);
+        free.take(held.gpus as usize).for_each(|taken| *taken = true);
+        node.cpus_free = MilliCpu(node.cpus_free.0.saturating_sub(held.cpus.0));
+        node.memory_free = Bytes(node.memory_free.0.saturating_sub(held.memory.0));
+    }
+
+    /// Takes shares that were held before these books were made anew. GPUs that are others' now are exchanged for
+    /// free ones of the node, and left out where there are none: what is not there is not held.
+    pub fn retake(&mut self, shares: &mut [NodeShare], need: &Resources) {
+        for share in shares {
+            let Some(node) = self.nodes.get_mut(share.node as usize) else { continue };
+            let free = |g: &u32| node.gpus.get(*g as usize).is_some_and(|taken| !taken);
+            if !share.gpus.iter().all(free) {
+                let all = 0..u32::try_from(node.gpus.len()).unwrap_or(u32::MAX);
+                share.gpus = all.filter(free).take(need.gpus as usize).collect();
+            }
+            set(node, share, need, true);
+        }
     }
 
     fn mark(&mut self, shares: &[NodeShare], need: &Resources, taken: bool) {
@@ -222,6 +245,24 @@ mod tests {
             &mut sum,
         );
         assert_eq!(sum.len(), 1, "nothing for a node that is gone, nothing for a share without GPUs");
+    }
+
+    #[test]
+    fn what_others_hold_is_not_free_and_ours_moves_aside() {
+        let held = |gpus| Held { node: 0, gpus, cpus: MilliCpu(1_000), memory: Bytes(0) };
+        let mut books = Books::new(&[group(1, 4, "H100")]);
+        books.hold(&held(3));
+        assert_eq!(books.fit(1, &need(2)), None);
+        let mut ours = vec![NodeShare { node: 0, gpus: vec![3] }, NodeShare { node: 9, gpus: vec![0] }];
+        books.retake(&mut ours, &need(1));
+        assert_eq!(ours[0].gpus, [0], "the only one that is left");
+        let mut more = vec![NodeShare { node: 0, gpus: vec![1] }];
+        books.retake(&mut more, &need(1));
+        assert!(more[0].gpus.is_empty(), "there is none: {more:?}");
+        books.give(&ours, &need(1));
+        assert!(books.fit(1, &need(1)).is_some() && books.fit(1, &need(2)).is_none());
+        books.hold(&held(9));
+        assert_eq!(books.fit(1, &need(1)), None);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! what has ended is on disk before its capacity is free.
 // tidy: long because admission, attempts and their ends change the same rows in one step
 
+mod cluster;
 mod queue;
 mod rebind;
 
@@ -114,6 +115,8 @@ pub(super) struct Executor {
     strays: BTreeSet<AttemptKey>,
     /// Closed lately, so that a late read cannot start one again within this run.
     done: VecDeque<AttemptKey>,
+    /// The scheduler below takes nothing new; why.
+    closed_below: Option<String>,
     pub report_dirty: bool,
     reported: Option<Instant>,
     /// GPUs of all claims.
@@ -418,6 +421,7 @@ impl Peer {
 
     pub(super) fn on_backend(&mut self, event: BackendEvent) {
         match event {
+            BackendEvent::Cluster(state) => self.cluster_changed(*state),
             BackendEvent::Adopted { running } => {
                 for key in &running {
                     match self.exec.attempts.get_mut(key) {

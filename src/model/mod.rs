@@ -11,6 +11,7 @@ pub mod record;
 pub mod replay_trace;
 pub mod report;
 pub mod report_json;
+pub mod sbatch;
 pub mod spec;
 pub mod spec_input;
 pub mod timestamp;

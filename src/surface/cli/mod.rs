@@ -7,6 +7,8 @@ mod logs;
 mod mesh;
 mod operator;
 mod output;
+mod sbatch;
+mod slurm;
 mod submit;
 
 #[cfg(test)]
@@ -150,6 +152,7 @@ pub(crate) async fn perform(asking: &Asking, command: Command) -> CommandResult 
         Command::Member(args) => mesh::member(asking, args).await,
         Command::Drain(args) => mesh::drain(asking, args.cluster, true).await,
         Command::Undrain(args) => mesh::drain(asking, args.cluster, false).await,
+        Command::Slurm(command) => slurm::perform(asking, command).await,
         Command::Up(_)
         | Command::Demo(_)
         | Command::Replay(_)
