@@ -5,10 +5,12 @@
 //! the peer's gossiped queue facet, which nothing but gossip carries: one origin, both paths. Each time is
 //! from just before the request is written to the peer's (agent's) own socket. "seen" ends when a watcher
 //! of the last peer reads the event from its API, for both programs alike; "heard" is stamped inside the
-//! last peer.
+//! last peer. The floor is what the machine itself needs: a plain UDP datagram each to as many plain processes.
 #![allow(clippy::disallowed_methods, reason = "measures and bounds real time, outside the product")]
 
 mod common;
+#[path = "common/floor.rs"]
+mod floor;
 #[path = "common/serf.rs"]
 mod serf;
 
@@ -18,6 +20,7 @@ use std::time::Duration;
 
 use common::fleet::{Fleet, Heard, post, watch};
 use common::{Args, Sample, bar, boot_us, cores, load, print, table};
+use floor::Floor;
 use serde_json::{Value, json};
 use serf::Serf;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -37,6 +40,10 @@ const PAUSE: Duration = Duration::from_millis(700);
 const GOAL: f64 = 50.0;
 
 fn main() -> ExitCode {
+    if std::env::args().any(|arg| arg == floor::CHILD) {
+        // Its parent reads nothing of it but its address, and ends it.
+        return floor::child().map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
+    }
     let args = Args::read(HELP, &["--peers", "--rounds", "--no-serf", "--json"]);
     common::run(Duration::from_secs(580), bench(args))
 }
@@ -101,6 +108,7 @@ struct Measured {
     formed: Duration,
     flash: Path,
     gossip: Path,
+    floor: Path,
     serf: Result<(String, Path), String>,
     load: String,
 }
@@ -114,6 +122,7 @@ impl Measured {
         let (n, serf, load) = (self.count, self.serf_ms(), self.load.as_str());
         let mut rows =
             vec![self.flash.row("flash", n, serf, load), self.gossip.row("gossip alone", n, serf, load)];
+        rows.push(self.floor.row("floor: plain UDP", n, serf, load));
         match &self.serf {
             Ok((version, path)) => rows.push(path.row(version, n, serf, load)),
             Err(why) => rows.push(vec![format!("NO SERF, NO COMPARISON: {why}"), n.to_string()]),
@@ -127,7 +136,7 @@ impl Measured {
             Err(why) => json!({ "missing": why }),
         };
         json!({ "peers": self.count, "formed_s": self.formed.as_secs_f64(), "flash": self.flash.document(),
-                "gossip": self.gossip.document(), "serf": serf, "load": self.load,
+                "gossip": self.gossip.document(), "floor": self.floor.document(), "serf": serf, "load": self.load,
                 "serf_over_flash": self.serf_ms() / self.flash.seen.median() })
     }
 }
@@ -150,7 +159,9 @@ async fn size(count: usize, rounds: u64, no_serf: bool) -> anyhow::Result<Measur
     for (n, agent) in serf.iter().flat_map(|s| s.agents.iter().enumerate()) {
         agent.watch(n, to.clone())?;
     }
+    let plain = Floor::start(count - 1)?;
     let (mut flash, mut gossip, mut theirs) = (Path::default(), Path::default(), Path::default());
+    let mut floor = Path::default();
     let progress = bar(rounds, &format!("events, {count} peers"));
     let mut draining = vec![false; count];
     for round in 0..rounds {
@@ -159,6 +170,10 @@ async fn size(count: usize, rounds: u64, no_serf: bool) -> anyhow::Result<Measur
         tokio::time::sleep(PAUSE).await;
         starling_round(&fleet, origin, draining[origin], &mut heard, (&mut flash, &mut gossip)).await?;
         tokio::time::sleep(PAUSE).await;
+        match tokio::task::block_in_place(|| plain.round())? {
+            Some(ms) => floor.seen.add(ms),
+            None => floor.missed += 1,
+        }
         if let Ok(serf) = &serf {
             serf_round(serf, origin, round, &mut seen, &mut theirs).await?;
         }
@@ -167,7 +182,7 @@ async fn size(count: usize, rounds: u64, no_serf: bool) -> anyhow::Result<Measur
     progress.finish_and_clear();
     let load = load();
     let serf = serf.map(|s| (s.version.clone(), theirs)).map_err(|why| format!("{why:#}"));
-    Ok(Measured { count, formed: fleet.formed, flash, gossip, serf, load })
+    Ok(Measured { count, formed: fleet.formed, flash, gossip, floor, serf, load })
 }
 
 /// Drains (or not) one peer, and waits until all others have heard of it on both paths.

@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -19,13 +20,14 @@ const HELP: &str = "idle: CPU, memory and traffic of a quiet peer
   --peers 16,64,100   sizes of the mesh, all in this process
   --settle 10         seconds between the mesh's agreement and the measurement
   --seconds 20        of measurement
+  --counters          what all peers counted until then, per peer
   --json              one JSON document";
 
 /// A mesh that has not formed by then is reported as such.
 const FORM_MAX: Duration = Duration::from_secs(150);
 
 fn main() -> ExitCode {
-    let args = Args::read(HELP, &["--peers", "--settle", "--seconds", "--json"]);
+    let args = Args::read(HELP, &["--peers", "--settle", "--seconds", "--counters", "--json"]);
     common::run(Duration::from_secs(580), bench(args))
 }
 
@@ -47,7 +49,10 @@ async fn bench(args: Args) -> anyhow::Result<()> {
         .context("raising the limit of open files")?;
     let mut results = Vec::new();
     for count in args.numbers("--peers", &[16, 64, 100]) {
-        results.push(size(count, args.number("--settle", 10), args.number("--seconds", 20)).await?);
+        results.push(
+            size(count, args.number("--settle", 10), args.number("--seconds", 20), args.has("--counters"))
+                .await?,
+        );
     }
     let rows: Vec<Vec<String>> = results
         .iter()
@@ -82,7 +87,7 @@ async fn bench(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn size(count: usize, settle: u64, seconds: u64) -> anyhow::Result<Idle> {
+async fn size(count: usize, settle: u64, seconds: u64, counters: bool) -> anyhow::Result<Idle> {
     let (dir, before, begun) = (fleet::folder()?, memory()?, Instant::now());
     let progress = bar(count as u64, &format!("starting {count} peers"));
     let mut peers = vec![start(dir.path(), 0, None).await?];
@@ -106,16 +111,25 @@ async fn size(count: usize, settle: u64, seconds: u64) -> anyhow::Result<Idle> {
     };
     while !peers.iter().all(all_alive) {
         if begun.elapsed() > FORM_MAX {
+            if counters {
+                show_counters("not formed", &peers);
+            }
             let agreed = peers.iter().filter(|p| all_alive(p)).count();
             bail!("{agreed} of {count} peers see all others alive after {} s", FORM_MAX.as_secs());
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     let formed = begun.elapsed().as_secs_f64();
+    if counters {
+        show_counters("formed", &peers);
+    }
     progress.set_message(format!("{count} quiet peers"));
     tokio::time::sleep(Duration::from_secs(settle)).await;
     let (cpu, wire, at) = (cpu_ms(), traffic(&peers), Instant::now());
     tokio::time::sleep(Duration::from_secs(seconds)).await;
+    if counters {
+        show_counters("at rest", &peers);
+    }
     let per_peer = at.elapsed().as_secs_f64() * count as f64;
     let now = traffic(&peers);
     let result = Idle {
@@ -157,6 +171,19 @@ fn memory() -> anyhow::Result<u64> {
     let text = std::fs::read_to_string("/proc/self/statm")?;
     let pages: u64 = text.split_whitespace().nth(1).context("no statm")?.parse()?;
     Ok(pages * rustix::param::page_size() as u64)
+}
+
+/// All counters of transport and gossip since the start, per peer.
+fn show_counters(when: &str, peers: &[Running]) {
+    let mut sums = BTreeMap::<&str, u64>::new();
+    for peer in peers {
+        for (name, n) in peer.node.net().counters().into_iter().chain(peer.node.mesh().counters()) {
+            *sums.entry(name).or_default() += n;
+        }
+    }
+    let told = |(name, n): (&str, u64)| format!("{name} {:.1}", n as f64 / peers.len() as f64);
+    let all: Vec<_> = sums.into_iter().filter(|(_, n)| *n > 0).map(told).collect();
+    eprintln!("{when}: {}", all.join(", "));
 }
 
 /// Bytes and frames that all peers sent, before encryption.

@@ -99,6 +99,7 @@ fn record() -> JobRecord {
         retries: 0,
         on_lost_contact: OnLostContact { grace: Some(Span::secs(9)), then: Then::Restart },
         placement: PlacementSpec::default(),
+        preemptible: None,
     };
     JobRecord::new(birth, spec, TraceId::default(), WallTime(1))
 }

@@ -1,11 +1,14 @@
 //! The simulator's command: `cargo run --release --example simulate -- seeds --count N [--seed S] [--json]`
-//! and `-- model [NAME] [--bug NAME] [--large] [--json]`
+//! and `-- model [NAME] [--bug NAME] [--large] [--json]` and `-- trace --jobs F --nodes F --rtt F --load 0.9 [--json]`
+//! and `-- packing --nodes F --jobs F [--json]`
 #![allow(clippy::disallowed_methods, reason = "wall time of the run is shown to people")]
 
 mod linear;
 mod linear_job;
 mod models;
+mod packing;
 mod seeds;
+mod trace;
 mod world;
 
 use std::process::ExitCode;
@@ -19,10 +22,12 @@ fn main() -> ExitCode {
     let done = match args.first().map(String::as_str) {
         Some("seeds") => seeds::seeds(rest),
         Some("bugs") => seeds::bugs(rest),
+        Some("packing") => packing::command(rest),
+        Some("trace") => trace::command(rest),
         _ => Err("what shall be simulated?".into()),
     };
     done.unwrap_or_else(|why| {
-        eprintln!("simulate: {why}\nusage:\n{}", seeds::USAGE);
+        eprintln!("simulate: {why}\nusage:\n{}\n{}\n{}", seeds::USAGE, trace::USAGE, packing::USAGE);
         ExitCode::from(2)
     })
 }

@@ -3,6 +3,8 @@
 mod linear;
 mod linear_job;
 mod linear_tests;
+mod scenarios;
+mod trace;
 mod world;
 
 use starling::base::{Rng, Span};

@@ -23,6 +23,8 @@ use crate::backends::Backend;
 use crate::backends::local::{LocalBackend, LocalConfig, clock};
 use crate::backends::slurm::{self, SlurmBackend, SlurmConfig};
 use crate::base::{Bytes, PeerName, Span, WallTime};
+use crate::core::api::Pace;
+use crate::core::message::SPEAKS;
 use crate::core::{CoreConfig, Input, Now, Peer};
 use crate::model::config::BackendKind;
 use crate::model::gpu;
@@ -36,7 +38,6 @@ use crate::runtime::store::StoreError;
 use crate::runtime::tokens::{IssuerParts, TokenBook, TokenIssuer};
 use crate::surface::serve::{self, ApiListeners};
 use crate::transport::Net;
-use crate::transport::codec::WIRE;
 
 /// Why a peer did not start or did not go on. What is on disk is as it was last synced.
 #[derive(Debug, thiserror::Error)]
@@ -137,12 +138,15 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
         retain: settings.retain,
         retain_jobs: settings.retain_jobs,
         nodes: nodes.clone(),
+        schedule: settings.schedule.clone(),
         runs_images: found.container_runtime.is_some(),
+        pace: Pace::default(),
         seed,
     };
     let core = Peer::recover(core_config, &opened.image, now())?;
     let (backend_work, work) = mpsc::channel(4_096);
-    let outlet = Arc::new(tasks::MeshOutlet { net: net.clone(), mesh: mesh.clone() });
+    let outlet =
+        Arc::new(tasks::MeshOutlet { net: net.clone(), mesh: mesh.clone(), contact: Default::default() });
     let parts = DriverParts {
         core,
         name: name.clone(),
@@ -170,7 +174,7 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
         nodes,
         container_runtime: found.container_runtime,
     };
-    let build = BuildReport { version: env!("CARGO_PKG_VERSION").into(), wire: WIRE };
+    let build = BuildReport { version: env!("CARGO_PKG_VERSION").into(), wire: SPEAKS };
     for facet in [Facet::Capacity(capacity.clone()), Facet::Build(build)] {
         if let Err(error) = mesh.publish(facet) {
             tracing::error!("cannot report: {error}");

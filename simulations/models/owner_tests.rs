@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use starling::base::{BoundedVec, Home, Instant, PeerName, Span, StoreId, WallTime};
 use starling::core::acceptor::{Acceptor, Room};
 use starling::core::api::Output;
+use starling::core::api::Pace;
 use starling::core::message::{
     Ballot, Message, Origin, RecordKey, RegisterAnswer, RegisterBody, RegisterRequest,
 };
@@ -46,7 +47,9 @@ impl Homes {
             retain: Span::FOREVER,
             retain_jobs: 10,
             nodes: Vec::new(),
+            schedule: Default::default(),
             runs_images: false,
+            pace: Pace::default(),
             seed: 1,
         };
         let now = Now { mono: Instant(0), wall: WallTime(0) };
@@ -62,7 +65,7 @@ impl Homes {
             )
         };
         let members = stores.chain([(name("c1"), StoreId([8; 16]))]).map(member).collect();
-        all.step(Input::View(View { members, isolated: false }));
+        all.step(Input::View(View { members, isolated: false }.into()));
         all
     }
 

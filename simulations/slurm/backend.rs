@@ -127,7 +127,9 @@ pub fn a_gang_has_its_ranks_and_its_first_failure(ground: &mut Ground) {
     block_on(async {
         let desk = Desk::new(folder, &conf, |_| {}).await;
         let (mut ear, _) = Ear::adopt(&*desk.backend).await;
-        let mut spec = script("echo rank $RANK of $WORLD_SIZE at $MASTER_ADDR gpus $CUDA_VISIBLE_DEVICES job $SLURM_JOB_ID");
+        let mut spec = script(
+            "echo rank $RANK of $WORLD_SIZE at $MASTER_ADDR gpus $CUDA_VISIBLE_DEVICES job $SLURM_JOB_ID",
+        );
         spec.nodes = 2;
         spec.resources.gpus = 2;
         desk.go(key(1), spec.clone()).await;
@@ -137,7 +139,8 @@ pub fn a_gang_has_its_ranks_and_its_first_failure(ground: &mut Ground) {
         assert_eq!(text.matches("gpus 0,1").count(), 2, "each node's own: {text}");
 
         // The first that fails decides, and the others are told.
-        let mut fails = script("trap 'exit 0' TERM; if [ $RANK = 1 ]; then exit 7; fi; while :; do sleep 0.05; done");
+        let mut fails =
+            script("trap 'exit 0' TERM; if [ $RANK = 1 ]; then exit 7; fi; while :; do sleep 0.05; done");
         fails.nodes = 2;
         desk.go(key(2), fails).await;
         assert_eq!(ear.ended(key(2)).await, Outcome::Exited(7));

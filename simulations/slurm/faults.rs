@@ -69,7 +69,10 @@ pub fn an_empty_or_broken_answer_ends_nothing(ground: &mut Ground) {
     let folder = ground.folder("absence");
     let (conf, proxy) = (ground.a.conf(), Proxy::new(folder.join("bin")));
     let starts = folder.join("starts");
-    let job = script(&format!("echo $STARLING_JOB_ID >> {}; while [ ! -f code ]; do sleep 0.05; done", starts.display()));
+    let job = script(&format!(
+        "echo $STARLING_JOB_ID >> {}; while [ ! -f code ]; do sleep 0.05; done",
+        starts.display()
+    ));
     block_on(async {
         let change = |c: &mut starling::backends::slurm::SlurmConfig| c.bin = Some(proxy.path().to_owned());
         let desk = Desk::new(folder.join("shared"), &conf, change).await;
@@ -101,7 +104,17 @@ pub fn an_empty_or_broken_answer_ends_nothing(ground: &mut Ground) {
 pub fn a_native_job_of_the_same_name_is_not_touched(ground: &mut Ground) {
     let folder = ground.folder("native");
     let name = format!("starling-{}", key(1));
-    let submitted = ground.a.text("sbatch", &["--parsable", &format!("--job-name={name}"), "--comment=mine", "--output=/dev/null", "--wrap", "sleep 600"]);
+    let submitted = ground.a.text(
+        "sbatch",
+        &[
+            "--parsable",
+            &format!("--job-name={name}"),
+            "--comment=mine",
+            "--output=/dev/null",
+            "--wrap",
+            "sleep 600",
+        ],
+    );
     let theirs = submitted.clone();
     let conf = ground.a.conf();
     block_on(async {

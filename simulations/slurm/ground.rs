@@ -56,7 +56,8 @@ impl Ground {
             let folder = self.folder("mesh");
             let alpha = Peer::start(&folder, "alpha", &slurm(&self.a.conf(), ""), None);
             let beta = Peer::start(&folder, "beta", &slurm(&self.b.conf(), ""), Some(&alpha));
-            let local = "[[nodes]]\nname = \"pool\"\ngpu = \"A100-80G\"\ngpus = 2\ncpus = 4\nmemory = \"8G\"\n";
+            let local =
+                "[[nodes]]\nname = \"pool\"\ngpu = \"A100-80G\"\ngpus = 2\ncpus = 4\nmemory = \"8G\"\n";
             let loc = Peer::start(&folder, "loc", local, Some(&alpha));
             for peer in [&alpha, &beta, &loc] {
                 until("all agree", || {

@@ -32,14 +32,18 @@ pub fn jobs_with_gpus_failures_and_cancels(ground: &mut Ground) {
     let (mesh, a, _) = ground.mesh();
     let loc = &mesh.loc.state;
     // Asked for at a peer whose cluster cannot run it.
-    let gpus = submit(loc, "name: gpus\nresources: {gpus: 4, gpu: H100}\nrun: echo $CUDA_VISIBLE_DEVICES $SLURM_JOB_ID\n");
+    let gpus = submit(
+        loc,
+        "name: gpus\nresources: {gpus: 4, gpu: H100}\nrun: echo $CUDA_VISIBLE_DEVICES $SLURM_JOB_ID\n",
+    );
     let gpus_job = succeeded(loc, &gpus);
     let at = of_attempts(&gpus_job, "cluster")[0].as_str().expect("a cluster").to_owned();
     assert!(at == "alpha" || at == "beta", "{gpus_job:#}");
     let logs = cli(loc, &["logs", &gpus]).ok().out;
     assert!(logs.contains("0,1,2,3"), "bound by Slurm, heard through any peer: {logs}");
 
-    let gang = submit(loc, "name: gang\nnodes: 3\nresources: {gpus: 2, gpu: H100}\nrun: echo $RANK/$WORLD_SIZE\n");
+    let gang =
+        submit(loc, "name: gang\nnodes: 3\nresources: {gpus: 2, gpu: H100}\nrun: echo $RANK/$WORLD_SIZE\n");
     succeeded(loc, &gang);
     let logs = cli(loc, &["logs", &gang]).ok().out;
     assert!((0..3).all(|n| logs.contains(&format!("{n}/3"))), "{logs}");
@@ -78,7 +82,8 @@ pub fn other_peoples_jobs_and_drained_nodes_are_not_offered(ground: &mut Ground)
     };
     let all = u64::from(NODES) * 4;
     free(all);
-    let theirs = a.text("sbatch", &["--parsable", "--gres=gpu:h100:3", "-o", "/dev/null", "--wrap", "sleep 600"]);
+    let theirs =
+        a.text("sbatch", &["--parsable", "--gres=gpu:h100:3", "-o", "/dev/null", "--wrap", "sleep 600"]);
     free(all - 3);
     a.run("scancel", &[&theirs]);
     free(all);
@@ -109,10 +114,14 @@ pub fn an_sbatch_file_runs_as_it_is(ground: &mut Ground) {
     let job = &list["jobs"].as_array().expect("jobs")[0];
     assert_eq!((&job["name"], &job["nodes"], &job["gpus"]), (&"train".into(), &2.into(), &4.into()));
     let logs = cli(&mesh.loc.state, &["logs", job["id"].as_str().expect("an id")]).ok().out;
-    assert!(logs.contains("2 main bash") && logs.contains("task 0 0,1") && logs.contains("task 1 0,1"), "{logs}");
+    assert!(
+        logs.contains("2 main bash") && logs.contains("task 0 0,1") && logs.contains("task 1 0,1"),
+        "{logs}"
+    );
 
     // What would change its meaning is refused, line by line, and nothing is submitted.
-    fs::write(&file, "#!/bin/bash\n#SBATCH --array=1-4\n#SBATCH --dependency=afterok:1\ntrue\n").expect("written");
+    fs::write(&file, "#!/bin/bash\n#SBATCH --array=1-4\n#SBATCH --dependency=afterok:1\ntrue\n")
+        .expect("written");
     let refused = cli(&mesh.loc.state, &["submit", file.to_str().expect("a path")]);
     assert_eq!(refused.code, 2, "{refused:?}");
     assert!(refused.err.contains("line 2") && refused.err.contains("line 3"), "{refused:?}");
@@ -151,7 +160,10 @@ pub fn slurms_own_ends_are_told_apart(ground: &mut Ground) {
     let all = lines(&starts);
     assert!(all[0].contains(" 1 ") && all[1].contains(" 2 "), "each epoch once: {all:?}");
     let first = &of_attempts(&job(loc, &id).expect("a job"), "outcome")[0];
-    assert!(first["value"].as_str().is_some_and(|w| w.contains("requeued") || w.contains("scheduler")), "{first}");
+    assert!(
+        first["value"].as_str().is_some_and(|w| w.contains("requeued") || w.contains("scheduler")),
+        "{first}"
+    );
     cli(loc, &["cancel", &id]).ok();
     ended(loc, &id);
 }
@@ -164,7 +176,10 @@ pub fn the_controller_is_killed_in_the_middle(ground: &mut Ground) {
     let go = folder.join("go");
     let wait = format!("while [ ! -f {} ]; do sleep 0.1; done", go.display());
     let ids: Vec<String> = (0..4).map(|_| submit(&loc, &noted(&starts, "alpha", "", &wait))).collect();
-    until("all run", || if lines(&starts).len() == 4 { Ok(()) } else { Err(format!("{:?}", lines(&starts))) });
+    until(
+        "all run",
+        || if lines(&starts).len() == 4 { Ok(()) } else { Err(format!("{:?}", lines(&starts))) },
+    );
     // Slurm saves its state lazily: what it acknowledged a moment ago it may forget.
     a.kill_controller();
     until("the view says why nothing is taken", || {
@@ -215,7 +230,10 @@ pub fn the_peer_is_killed_in_the_middle(ground: &mut Ground) {
     let wait = format!("while [ ! -f {} ]; do sleep 0.1; done", go.display());
     let ids: Vec<String> = (0..3).map(|_| submit(&loc, &noted(&starts, "alpha", "", &wait))).collect();
     let gang = submit(&loc, &noted(&starts, "alpha", "nodes: 2\n", &wait));
-    until("all run", || if lines(&starts).len() == 5 { Ok(()) } else { Err(format!("{:?}", lines(&starts))) });
+    until(
+        "all run",
+        || if lines(&starts).len() == 5 { Ok(()) } else { Err(format!("{:?}", lines(&starts))) },
+    );
     mesh.alpha.kill();
     std::thread::sleep(Duration::from_secs(2));
     mesh.alpha.again();
@@ -242,7 +260,8 @@ pub fn a_peer_that_stays_away_loses_its_job_in_time(ground: &mut Ground) {
     let id = submit(&loc, &text);
     in_state(&loc, &id, &["running"]);
     until("it beats", || if lines(&beats).is_empty() { Err("no".into()) } else { Ok(()) });
-    let at = of_attempts(&job(&loc, &id).expect("a job"), "cluster")[0].as_str().expect("a cluster").to_owned();
+    let at =
+        of_attempts(&job(&loc, &id).expect("a job"), "cluster")[0].as_str().expect("a cluster").to_owned();
     let peer = if at == "alpha" { &mut mesh.alpha } else { &mut mesh.beta };
     peer.kill();
     let killed = Instant::now();

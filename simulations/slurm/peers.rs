@@ -60,7 +60,11 @@ impl Peer {
         let (state, log) = (self.state.clone(), self.log());
         until(&format!("{} answers", self.name), || {
             if let Some(status) = self.child.as_mut().and_then(|c| c.try_wait().ok().flatten()) {
-                panic!("{} ended with {status}:\n{}", self.name, fs::read_to_string(&log).unwrap_or_default());
+                panic!(
+                    "{} ended with {status}:\n{}",
+                    self.name,
+                    fs::read_to_string(&log).unwrap_or_default()
+                );
             }
             get(&state, "/v1/peer")
         });

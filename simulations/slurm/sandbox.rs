@@ -138,7 +138,8 @@ impl Cluster {
 
     pub fn wait_nodes(&self, wanted: usize) {
         until(&format!("{wanted} nodes of {} are idle", self.name), || {
-            let up = self.text("sinfo", &["--local", "-h", "-N", "-p", "main", "-t", "idle,mix,alloc", "-o", "%N"]);
+            let up = self
+                .text("sinfo", &["--local", "-h", "-N", "-p", "main", "-t", "idle,mix,alloc", "-o", "%N"]);
             let mut names: Vec<&str> = up.lines().collect();
             names.sort_unstable();
             names.dedup();
@@ -233,11 +234,13 @@ fn write_conf(dir: &Path, munge: &Munge, name: &str, nodes: u16, port: u16, more
          PartitionName=low Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1\n",
     );
     fs::write(dir.join("slurm.conf"), conf).expect("slurm.conf");
-    fs::write(dir.join("gres.conf"), format!("Name=gpu Type=h100 File={d}/dev/nvidia[0-3]\n")).expect("gres.conf");
+    fs::write(dir.join("gres.conf"), format!("Name=gpu Type=h100 File={d}/dev/nvidia[0-3]\n"))
+        .expect("gres.conf");
     // 22.05 does not know the word; since 23.11 it will not start without it.
     let version = Command::new("slurmctld").arg("-V").output().expect("slurmctld");
     let text = String::from_utf8_lossy(&version.stdout).into_owned();
-    let major = text.split(|c: char| !c.is_ascii_digit()).find(|w| !w.is_empty()).and_then(|w| w.parse::<u32>().ok());
+    let major =
+        text.split(|c: char| !c.is_ascii_digit()).find(|w| !w.is_empty()).and_then(|w| w.parse::<u32>().ok());
     if major.is_some_and(|m| m >= 23) {
         fs::write(dir.join("cgroup.conf"), "CgroupPlugin=disabled\n").expect("cgroup.conf");
     }

@@ -1,9 +1,11 @@
 //! Soft state: what each peer hears of the others, late, in part, and through others where it must.
 
+use std::sync::Arc;
+
 use starling::base::{Instant, Span};
 use starling::core::Input;
 use starling::model::Report;
-use starling::model::report::{HealthReport, Liveness, MemberView, View};
+use starling::model::report::{BuildReport, HealthReport, Liveness, MemberView, View};
 
 use super::{Event, World, shapes};
 
@@ -41,7 +43,7 @@ impl World {
             }
         }
         let view = self.view(i);
-        self.input(i, Input::View(view));
+        self.input(i, Input::View(view.into()));
     }
 
     fn view(&self, me: usize) -> View {
@@ -71,7 +73,7 @@ impl World {
                 queue: soft.queue.clone(),
                 contact: soft.contact.clone(),
                 health: Some(HealthReport { disk_full: soft.disk_full, ..HealthReport::default() }),
-                build: None,
+                build: Some(BuildReport { version: String::new(), wire: starling::core::message::SPEAKS }),
                 links: Vec::new(),
                 heard_at: m.clock(at),
             });
@@ -81,7 +83,7 @@ impl World {
                 witness: false,
                 liveness,
                 draining: false,
-                report,
+                report: report.map(Arc::new),
             };
             view.members.insert(other.name.clone(), member);
         }

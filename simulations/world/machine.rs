@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use starling::base::{ContactId, Instant, PeerName, Span, StoreId, WallTime};
-use starling::core::api::{AttemptKey, Flash};
+use starling::core::api::{AttemptKey, Flash, Pace};
 use starling::core::{BackendEvent, CoreConfig, DiskImage, Input, Now, Output, Peer, Table, Write};
 use starling::model::Outcome;
 use starling::model::report::{ContactReport, QueueReport};
@@ -178,7 +178,9 @@ impl World {
             retain: Span::secs(86_400),
             retain_jobs: 100_000,
             nodes: shapes::nodes(),
+            schedule: Default::default(),
             runs_images: false,
+            pace: Pace::default(),
             seed,
         };
         match Peer::recover(cfg, &m.disk, now) {

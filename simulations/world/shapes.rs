@@ -55,5 +55,6 @@ pub fn spec(name: &str, gpus: u32, grace: Span) -> JobSpec {
         retries: 0,
         on_lost_contact: OnLostContact { grace: Some(grace), then: Then::Restart },
         placement: PlacementSpec::default(),
+        preemptible: None,
     }
 }

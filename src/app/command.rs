@@ -7,6 +7,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::{OnShutdown, OpenError, Settings, UpError, Wish};
 use crate::model::config::{Config, ShutdownJobs};
+use crate::model::topology::Topology;
 use crate::runtime::store::StoreError;
 use crate::surface::cli::{UpArgs, state_folder};
 
@@ -117,6 +118,26 @@ fn settings(args: UpArgs) -> Result<Settings, String> {
     Ok(settings)
 }
 
+/// The queue's rules, with the distances of the GPUs of declared nodes.
+fn schedule(config: &Config) -> crate::core::schedule::Config {
+    let gpus = |group: &str| config.nodes.iter().find(|n| n.name == group).map_or(0, |n| n.gpus as usize);
+    let topologies = config
+        .gpu_sets
+        .iter()
+        .map(|(group, sets)| (group.clone(), Topology::of_sets(gpus(group), sets)))
+        .collect();
+    let s = &config.schedule;
+    crate::core::schedule::Config {
+        weights: s.weights.clone(),
+        half_life: s.half_life,
+        preemption: s.preemption,
+        notice: s.notice,
+        starve_after: s.starve_after,
+        topologies,
+        ..Default::default()
+    }
+}
+
 fn take_config(settings: &mut Settings, config: &Config, from_file: bool) {
     settings.listen = config.listen;
     settings.advertise.clone_from(&config.advertise);
@@ -127,6 +148,7 @@ fn take_config(settings: &mut Settings, config: &Config, from_file: bool) {
     settings.labels.clone_from(&config.labels);
     (settings.price_milli, settings.pue_milli) = (config.price_milli, config.pue_milli);
     settings.nodes.clone_from(&config.nodes);
+    settings.schedule = schedule(config);
     (settings.witness, settings.replicas) = (config.witness, config.replicas);
     let limits = &config.limits;
     (settings.jobs_max, settings.claims, settings.disk_reserve) =

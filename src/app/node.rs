@@ -65,6 +65,10 @@ impl Node {
         &self.parts.core
     }
 
+    /// The mesh, for who measures it.
+    pub fn mesh(&self) -> &Mesh {
+        &self.parts.mesh
+    }
     /// The transport.
     pub fn net(&self) -> &Net {
         &self.parts.net

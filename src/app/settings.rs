@@ -54,6 +54,8 @@ pub struct Settings {
     pub witness: bool,
     /// Homes per record.
     pub replicas: usize,
+    /// How the queue is ordered and nodes are chosen.
+    pub schedule: crate::core::schedule::Config,
     /// Contact renewal.
     pub renew_every: Span,
     /// Clock drift bound, thousandths.
@@ -126,6 +128,7 @@ impl Settings {
             nodes: Vec::new(),
             witness: false,
             replicas: 3,
+            schedule: Default::default(),
             renew_every: Span::secs(5),
             rho_milli: 10,
             margin: Span::secs(3),

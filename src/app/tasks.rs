@@ -1,6 +1,6 @@
 //! The small loops between the parts of a running peer.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::Router;
 use futures::StreamExt;
@@ -11,7 +11,7 @@ use tokio_util::task::TaskTracker;
 
 use super::node::{PROXY_HEAD_BYTES_MAX, ProxyHead};
 use crate::backends::Backend;
-use crate::base::{Bytes, PeerName, Span};
+use crate::base::{Bytes, Instant, PeerName, Span};
 use crate::core::api::Flash;
 use crate::core::{BackendEvent, Input, Message};
 use crate::model::report::{CapacityReport, ContactReport, HealthReport, QueueReport, View};
@@ -27,6 +27,28 @@ use crate::transport::{Incoming, Net, SendStream, codec};
 pub struct MeshOutlet {
     pub net: Net,
     pub mesh: Mesh,
+    /// The contact as last published, and when.
+    pub contact: Mutex<Option<(ContactReport, Instant)>>,
+}
+
+/// How often a cluster at which nothing runs says that it has renewed its contact. Its report is that old at most.
+const IDLE_CONTACT_EVERY: Span = Span::secs(20);
+
+impl MeshOutlet {
+    /// A renewal changes the nonce every few seconds, and everybody checks a signature for it. It is told while
+    /// something is bound to the contact; else nobody waits for it, and whoever times an old nonce hears that it
+    /// is old when it reads the record.
+    fn tells(&self, queue: &QueueReport, contact: &ContactReport) -> bool {
+        let now = super::now().mono;
+        let mut last = self.contact.lock().unwrap_or_else(PoisonError::into_inner);
+        let same = |old: &ContactReport| ContactReport { nonce: contact.nonce, ..old.clone() } == *contact;
+        let idle = queue.running == 0 && queue.queued == 0;
+        if idle && last.as_ref().is_some_and(|(old, at)| same(old) && now.since(*at) < IDLE_CONTACT_EVERY) {
+            return false;
+        }
+        *last = Some((contact.clone(), now));
+        true
+    }
 }
 
 impl Outlet for MeshOutlet {
@@ -38,6 +60,7 @@ impl Outlet for MeshOutlet {
         self.net.flash(flash);
     }
     fn report(&self, queue: QueueReport, contact: Option<ContactReport>) {
+        let contact = contact.filter(|contact| self.tells(&queue, contact));
         for facet in [Some(Facet::Queue(queue)), contact.map(Facet::Contact)].into_iter().flatten() {
             if let Err(error) = self.mesh.publish(facet) {
                 tracing::error!("cannot report: {error}");
@@ -92,7 +115,7 @@ impl BackendEvents {
 /// Brings the soft view to the core as it changes.
 pub async fn views(core: CoreHandle, mut view: watch::Receiver<Arc<View>>, cancel: CancellationToken) {
     loop {
-        let now = View::clone(&view.borrow_and_update().clone());
+        let now = view.borrow_and_update().clone();
         if !core.input(Input::View(now)).await {
             return;
         }
@@ -185,6 +208,7 @@ impl Health {
     pub async fn run(self, cancel: CancellationToken) {
         let mut full = false;
         let mut busy = cpu_times();
+        let mut said: Option<HealthReport> = None;
         loop {
             let free = self.store.disk_free().unwrap_or_default();
             let now_full = free < self.reserve;
@@ -202,15 +226,17 @@ impl Health {
             busy = times;
             let report = HealthReport {
                 isolated,
-                // Rounded, so that it does not change all the time.
                 disk_free: Bytes(free.0 >> 27 << 27),
                 disk_full: full,
                 cpu_milli: cpu_milli / 50 * 50,
                 gpu_milli: self.backend.gpu_use_milli().await,
                 boot: self.store.boot(),
             };
-            if let Err(error) = self.mesh.publish(Facet::Health(report)) {
-                tracing::error!("cannot report: {error}");
+            if said.as_ref().is_none_or(|said| health_differs(said, &report)) {
+                if let Err(error) = self.mesh.publish(Facet::Health(report.clone())) {
+                    tracing::error!("cannot report: {error}");
+                }
+                said = Some(report);
             }
             tokio::select! { biased;
                 () = cancel.cancelled() => return,
@@ -218,6 +244,16 @@ impl Health {
             }
         }
     }
+}
+
+/// By more than what goes up and down all the time.
+fn health_differs(a: &HealthReport, b: &HealthReport) -> bool {
+    let moved = |a: u32, b: u32| a.abs_diff(b) > 200;
+    (a.isolated, a.disk_full, a.boot) != (b.isolated, b.disk_full, b.boot)
+        || a.disk_free.0.abs_diff(b.disk_free.0) > a.disk_free.0.max(b.disk_free.0) / 20
+        || moved(a.cpu_milli, b.cpu_milli)
+        || a.gpu_milli.is_some() != b.gpu_milli.is_some()
+        || moved(a.gpu_milli.unwrap_or(0), b.gpu_milli.unwrap_or(0))
 }
 
 /// Busy and total ticks of all cores since boot.

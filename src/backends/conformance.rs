@@ -53,6 +53,7 @@ pub fn spec(run: Run) -> JobSpec {
         retries: 0,
         on_lost_contact: OnLostContact { grace: Some(Span::secs(3_600)), then: Then::Restart },
         placement: PlacementSpec::default(),
+        preemptible: None,
     }
 }
 

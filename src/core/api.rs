@@ -1,6 +1,7 @@
 //! What goes into the core and what comes out of it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -54,10 +55,52 @@ pub struct CoreConfig {
     pub retain_jobs: usize,
     /// This cluster's nodes; empty for a witness.
     pub nodes: Vec<NodeCapacity>,
+    /// How this cluster orders its queue and chooses nodes.
+    pub schedule: super::schedule::Config,
     /// This cluster runs container images.
     pub runs_images: bool,
+    /// How often what nobody waits for is looked at.
+    pub pace: Pace,
     /// Seeds the core's random stream.
     pub seed: u64,
+}
+
+/// How often the core looks at what only a lost message could have changed. Slower costs time after a loss,
+/// never correctness.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pace {
+    /// A claim that was answered is repeated ever more seldom, up to this;
+    pub claim_every_max: Span,
+    /// one that was not repeated for this long is dropped.
+    pub claim_for: Span,
+    /// The queue drops what is over at least this often.
+    pub queue_every: Span,
+    /// A part of the records is swept this often.
+    pub sweep_every: Span,
+    /// A job that does not change is looked at after this, then ever more seldom,
+    pub idle_every: Span,
+    /// up to this.
+    pub idle_every_max: Span,
+}
+
+impl Pace {
+    /// The longer nothing changed, the longer until the next look.
+    pub(super) fn idle(&self, unchanged: Span) -> Span {
+        unchanged.max(self.idle_every).min(self.idle_every_max)
+    }
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self {
+            claim_every_max: Span::secs(20),
+            claim_for: Span::secs(60),
+            queue_every: Span::secs(1),
+            sweep_every: Span::secs(1),
+            idle_every: Span::secs(10),
+            idle_every_max: Span::secs(300),
+        }
+    }
 }
 
 /// The tables of the store. Keys and values are the core's own bytes.
@@ -118,7 +161,7 @@ pub enum Input {
         message: Message,
     },
     /// The soft view changed.
-    View(View),
+    View(Arc<View>),
     /// An urgent hint came.
     Flash(Flash),
     /// A user's request; the answer carries the token.
@@ -189,7 +232,8 @@ pub enum Flash {
     Capacity {
         /// Which cluster.
         cluster: PeerName,
-        /// What is free now.
+        /// What is free now. Only what every peer of a mesh that is being upgraded reads.
+        #[serde(with = "crate::model::report::queue_flash")]
         queue: QueueReport,
     },
     /// A cluster is not reached by the sender.

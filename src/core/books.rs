@@ -1,43 +1,126 @@
-//! A cluster's own books: which nodes and GPUs are free, and which share a job would get.
+//! A cluster's own books: which nodes and GPUs are free.
 //!
-//! The cluster's peer is the only authority on them. Fixed-point integers and a fixed order: the same
-//! books and the same job always give the same share.
+//! The cluster's peer is the only authority on them. Fixed-point integers and a fixed order: the same books and
+//! the same job always give the same share. Which of the free nodes a job gets is `schedule::nodes`. A GPU has
+//! thousandths, so that GPU shares can be counted; a job of today takes whole ones.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::api::{Held, NodeShare};
+use super::schedule::nodes::{Choice, fit};
 use crate::base::{Bytes, MilliCpu};
 use crate::model::report::{NodeCapacity, QueueReport};
 use crate::model::{Resources, gpu};
 
 /// Most nodes that are expanded; a larger cluster is refused by the configuration.
 pub const NODES_MAX: usize = 100_000;
+/// A whole GPU.
+pub const WHOLE: u16 = 1_000;
 
-#[derive(Debug, Clone)]
-struct Node {
-    model: Option<String>,
-    gpus: Vec<bool>,
-    cpus_free: MilliCpu,
-    memory_free: Bytes,
+/// What is free of one node.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NodeState {
+    /// Index of its GPU model among the books' pools.
+    pub pool: u16,
+    /// Index of its node group, for its topology.
+    pub group: u16,
+    /// Free thousandths of each GPU.
+    pub gpus: Vec<u16>,
+    /// Free thousandths of a core.
+    pub cpus: u64,
+    /// Free bytes.
+    pub memory: u64,
 }
 
-/// The cluster's nodes and what is taken of them.
+impl NodeState {
+    /// GPUs that nobody has a part of.
+    pub fn whole(&self) -> u32 {
+        self.gpus.iter().filter(|g| **g == WHOLE).count() as u32
+    }
+    /// Free thousandths of all GPUs.
+    pub fn milli(&self) -> u64 {
+        self.gpus.iter().map(|g| u64::from(*g)).sum()
+    }
+    /// One rank could start here.
+    pub fn fits(&self, need: &Need) -> bool {
+        need.takes(self.pool) && self.cpus >= need.cpus && self.memory >= need.memory && self.has_gpus(need)
+    }
+    pub(super) fn has_gpus(&self, need: &Need) -> bool {
+        need.gpus == 0
+            || self.gpus.iter().filter(|g| **g >= need.milli).take(need.gpus as usize).count()
+                == need.gpus as usize
+    }
+    /// Takes one rank's share, or gives it back. What no longer exists is passed over.
+    pub fn set(&mut self, gpus: &[u32], need: &Need, taken: bool) {
+        for g in gpus {
+            if let Some(free) = self.gpus.get_mut(*g as usize) {
+                *free = match taken {
+                    true => free.saturating_sub(need.milli),
+                    false => free.saturating_add(need.milli).min(WHOLE),
+                };
+            }
+        }
+        let moved = |free: u64, part: u64| {
+            if taken { free.saturating_sub(part) } else { free.saturating_add(part) }
+        };
+        self.cpus = moved(self.cpus, need.cpus);
+        self.memory = moved(self.memory, need.memory);
+    }
+    /// What is free both here and there.
+    pub fn and(&self, other: &NodeState) -> NodeState {
+        NodeState {
+            gpus: self.gpus.iter().zip(&other.gpus).map(|(a, b)| *a.min(b)).collect(),
+            cpus: self.cpus.min(other.cpus),
+            memory: self.memory.min(other.memory),
+            ..*self
+        }
+    }
+}
+
+/// What one rank needs, in the terms of certain books.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Need {
+    /// Pools that will do; not looked at where no GPU is asked for.
+    pub pools: Vec<u16>,
+    /// GPUs.
+    pub gpus: u32,
+    /// Of each of them, thousandths.
+    pub milli: u16,
+    /// Thousandths of a core.
+    pub cpus: u64,
+    /// Bytes.
+    pub memory: u64,
+}
+
+impl Need {
+    /// Nodes of this pool will do.
+    pub fn takes(&self, pool: u16) -> bool {
+        self.gpus == 0 || self.pools.contains(&pool)
+    }
+}
+
+/// The cluster's nodes and what is free of them.
 #[derive(Debug, Clone, Default)]
 pub struct Books {
-    nodes: Vec<Node>,
+    nodes: Vec<NodeState>,
+    /// GPU models; the first is "no GPU".
+    pools: Vec<Option<String>>,
+    groups: Vec<String>,
     total: BTreeMap<String, u32>,
+    totals: Totals,
+    /// Nodes of a pool by whole free GPUs: what a job fits into best is found without looking at all.
+    index: Vec<BTreeMap<u32, BTreeSet<u32>>>,
 }
 
-impl Node {
-    fn gpus_free(&self) -> u32 {
-        self.gpus.iter().filter(|taken| !**taken).count() as u32
-    }
-    fn fits(&self, need: &Resources) -> bool {
-        model_does(self.model.as_deref(), need)
-            && self.gpus_free() >= need.gpus
-            && self.cpus_free >= need.cpus
-            && self.memory_free >= need.memory
-    }
+/// All that the cluster has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Thousandths of a GPU.
+    pub milli: u64,
+    /// Thousandths of a core.
+    pub cpus: u64,
+    /// Bytes.
+    pub memory: u64,
 }
 
 /// True if a node of this model will do for the need.
@@ -51,92 +134,152 @@ pub fn model_does(model: Option<&str>, need: &Resources) -> bool {
 impl Books {
     /// All free.
     pub fn new(groups: &[NodeCapacity]) -> Self {
-        let mut books = Books::default();
+        Self::with_pools(groups, vec![None])
+    }
+
+    /// Other nodes, all free; what was needed in the old books' terms is still needed in theirs.
+    pub fn renewed(&self, groups: &[NodeCapacity]) -> Self {
+        Self::with_pools(groups, self.pools.clone())
+    }
+
+    fn with_pools(groups: &[NodeCapacity], pools: Vec<Option<String>>) -> Self {
+        let mut books = Books { index: vec![BTreeMap::new(); pools.len()], pools, ..Books::default() };
         for group in groups {
+            let pool = match books.pools.iter().position(|p| *p == group.gpu_model) {
+                Some(at) => at,
+                None => {
+                    books.pools.push(group.gpu_model.clone());
+                    books.index.push(BTreeMap::new());
+                    books.pools.len() - 1
+                }
+            };
+            let (Ok(pool), Ok(kind)) = (u16::try_from(pool), u16::try_from(books.groups.len())) else {
+                return books;
+            };
+            books.groups.push(group.name.clone());
             for _ in 0..group.count {
                 if books.nodes.len() >= NODES_MAX {
                     return books;
                 }
-                books.nodes.push(Node {
-                    model: group.gpu_model.clone(),
-                    gpus: vec![false; group.gpus as usize],
-                    cpus_free: group.cpus,
-                    memory_free: group.memory,
-                });
-            }
-            if let Some(model) = &group.gpu_model {
-                *books.total.entry(model.clone()).or_default() += group.gpus.saturating_mul(group.count);
+                let node = NodeState {
+                    pool,
+                    group: kind,
+                    gpus: vec![WHOLE; group.gpus as usize],
+                    cpus: group.cpus.0,
+                    memory: group.memory.0,
+                };
+                books.totals.milli += node.milli();
+                books.totals.cpus = books.totals.cpus.saturating_add(node.cpus);
+                books.totals.memory = books.totals.memory.saturating_add(node.memory);
+                let at = books.nodes.len() as u32;
+                books.index[pool as usize].entry(node.whole()).or_default().insert(at);
+                books.nodes.push(node);
+                if let Some(model) = &group.gpu_model {
+                    let total = books.total.entry(model.clone()).or_default();
+                    *total = total.saturating_add(group.gpus);
+                }
             }
         }
         books
     }
 
-    /// A share for every rank, or none where not all fit at once. Ranks take the nodes that they fill
-    /// best (fewest GPUs left over), then the lowest index; several ranks may share a node.
-    pub fn fit(&self, ranks: u32, need: &Resources) -> Option<Vec<NodeShare>> {
-        let mut trial: BTreeMap<usize, Node> = BTreeMap::new();
-        let mut shares = Vec::with_capacity(ranks as usize);
-        let mut order: Vec<usize> = (0..self.nodes.len()).filter(|&i| self.nodes[i].fits(need)).collect();
-        order.sort_by_key(|&i| (self.nodes[i].gpus_free(), i));
-        let mut at = 0;
-        while shares.len() < ranks as usize {
-            let &index = order.get(at)?;
-            let node = trial.entry(index).or_insert_with(|| self.nodes[index].clone());
-            if !node.fits(need) {
-                at += 1;
-                continue;
-            }
-            let share = NodeShare {
-                node: index as u32,
-                gpus: (0..node.gpus.len() as u32)
-                    .filter(|&g| !node.gpus[g as usize])
-                    .take(need.gpus as usize)
-                    .collect(),
-            };
-            set(node, &share, need, true);
-            shares.push(share);
+    /// What one rank needs, in these books' terms.
+    pub fn need(&self, resources: &Resources) -> Need {
+        let does = |at: &u16| {
+            resources.gpus > 0
+                && model_does(self.pools.get(*at as usize).and_then(|p| p.as_deref()), resources)
+        };
+        Need {
+            pools: (0..self.pools.len() as u16).filter(does).collect(),
+            gpus: resources.gpus,
+            milli: WHOLE,
+            cpus: resources.cpus.0,
+            memory: resources.memory.0,
         }
-        Some(shares)
     }
 
-    /// Takes a share. The caller got it from `fit`, or from the durable row of an attempt that it was
-    /// given to; what no longer exists (the node went away) is passed over.
-    pub fn take(&mut self, shares: &[NodeShare], need: &Resources) {
+    /// A share for every rank on the fullest nodes that will do, or none where not all fit at once.
+    pub fn fit(&self, ranks: u32, need: &Need) -> Option<Vec<NodeShare>> {
+        fit(self, ranks, need, &Choice::default()).map(|found| found.shares)
+    }
+
+    /// All nodes, by index.
+    pub fn nodes(&self) -> &[NodeState] {
+        &self.nodes
+    }
+    /// The pools' models; the first is "no GPU".
+    pub fn pools(&self) -> &[Option<String>] {
+        &self.pools
+    }
+    /// The node groups' names.
+    pub fn groups(&self) -> &[String] {
+        &self.groups
+    }
+    /// What there is in all.
+    pub fn totals(&self) -> Totals {
+        self.totals
+    }
+
+    /// Nodes that may have the GPUs for one rank, the fullest first; without GPUs, nodes that have none first.
+    pub fn candidates<'a>(&'a self, need: &'a Need) -> impl Iterator<Item = u32> + 'a {
+        let least = if need.gpus > 0 && need.milli == WHOLE { need.gpus } else { 0 };
+        let most = self.index.iter().filter_map(|pool| pool.last_key_value()).map(|(n, _)| *n).max();
+        let of = move |free: u32| {
+            let pools = self.index.iter().enumerate();
+            let pools = pools.filter(move |(pool, _)| need.takes(*pool as u16));
+            pools.filter_map(move |(_, by_free)| by_free.get(&free)).flatten().copied()
+        };
+        (least..=most.unwrap_or(0)).filter(move |_| most.is_some()).flat_map(of)
+    }
+
+    /// Takes a share. The caller got it from a fit in these books, or from the durable row of an attempt that it
+    /// was given to; what no longer exists (the node went away) is passed over.
+    pub fn take(&mut self, shares: &[NodeShare], need: &Need) {
         self.mark(shares, need, true);
     }
-
     /// Gives a share back.
-    pub fn give(&mut self, shares: &[NodeShare], need: &Resources) {
+    pub fn give(&mut self, shares: &[NodeShare], need: &Need) {
         self.mark(shares, need, false);
     }
 
     /// Others hold this: the last GPUs of the node, so that ours stay where they are.
     pub fn hold(&mut self, held: &Held) {
-        let Some(node) = self.nodes.get_mut(held.node as usize) else { return };
-        let free = node.gpus.iter_mut().rev().filter(|taken| !**taken);
-        free.take(held.gpus as usize).for_each(|taken| *taken = true);
-        node.cpus_free = MilliCpu(node.cpus_free.0.saturating_sub(held.cpus.0));
-        node.memory_free = Bytes(node.memory_free.0.saturating_sub(held.memory.0));
+        let Some(node) = self.nodes.get(held.node as usize) else { return };
+        let all = 0..node.gpus.len() as u32;
+        let free = all.rev().filter(|g| node.gpus.get(*g as usize) == Some(&WHOLE));
+        let gpus = free.take(held.gpus as usize).collect();
+        let (cpus, memory) = (held.cpus.0, held.memory.0);
+        let need = Need { gpus: held.gpus, milli: WHOLE, cpus, memory, ..Need::default() };
+        self.mark(&[NodeShare { node: held.node, gpus }], &need, true);
     }
 
-    /// Takes shares that were held before these books were made anew. GPUs that are others' now are exchanged for
-    /// free ones of the node, and left out where there are none: what is not there is not held.
-    pub fn retake(&mut self, shares: &mut [NodeShare], need: &Resources) {
+    /// Takes shares that were held before these books were made. GPUs that are others' now are exchanged for free
+    /// ones of the node, and left out where there are none: what is not there is not held.
+    pub fn retake(&mut self, shares: &mut [NodeShare], need: &Need) {
         for share in shares {
-            let Some(node) = self.nodes.get_mut(share.node as usize) else { continue };
-            let free = |g: &u32| node.gpus.get(*g as usize).is_some_and(|taken| !taken);
-            if !share.gpus.iter().all(free) {
-                let all = 0..u32::try_from(node.gpus.len()).unwrap_or(u32::MAX);
-                share.gpus = all.filter(free).take(need.gpus as usize).collect();
+            let Some(node) = self.nodes.get(share.node as usize) else { continue };
+            let free = |g: &u32| node.gpus.get(*g as usize).is_some_and(|free| *free >= need.milli);
+            if share.gpus.len() != need.gpus as usize || !share.gpus.iter().all(free) {
+                share.gpus = (0..node.gpus.len() as u32).filter(free).take(need.gpus as usize).collect();
             }
-            set(node, share, need, true);
+            self.mark(std::slice::from_ref(share), need, true);
         }
     }
 
-    fn mark(&mut self, shares: &[NodeShare], need: &Resources, taken: bool) {
+    fn mark(&mut self, shares: &[NodeShare], need: &Need, taken: bool) {
         for share in shares {
-            if let Some(node) = self.nodes.get_mut(share.node as usize) {
-                set(node, share, need, taken);
+            let Some(node) = self.nodes.get_mut(share.node as usize) else { continue };
+            let before = node.whole();
+            node.set(&share.gpus, need, taken);
+            let (pool, after) = (node.pool as usize, node.whole());
+            if let Some(by_free) = self.index.get_mut(pool).filter(|_| before != after) {
+                if let Some(set) = by_free.get_mut(&before) {
+                    set.remove(&share.node);
+                    if set.is_empty() {
+                        by_free.remove(&before);
+                    }
+                }
+                by_free.entry(after).or_default().insert(share.node);
             }
         }
     }
@@ -144,9 +287,11 @@ impl Books {
     /// GPUs of a share by the model of their nodes.
     pub fn by_model(&self, shares: &[NodeShare], sum: &mut BTreeMap<String, u32>) {
         for share in shares {
-            let model = self.nodes.get(share.node as usize).and_then(|node| node.model.as_ref());
+            let node = self.nodes.get(share.node as usize);
+            let model = node.and_then(|n| self.pools.get(n.pool as usize)).and_then(|m| m.as_ref());
             if let Some(model) = model.filter(|_| !share.gpus.is_empty()) {
-                *sum.entry(model.clone()).or_default() += u32::try_from(share.gpus.len()).unwrap_or(u32::MAX);
+                let part = sum.entry(model.clone()).or_default();
+                *part = part.saturating_add(u32::try_from(share.gpus.len()).unwrap_or(u32::MAX));
             }
         }
     }
@@ -155,28 +300,13 @@ impl Books {
     pub fn report(&self, report: &mut QueueReport) {
         report.gpus_total = self.total.clone();
         report.gpus_free = self.total.keys().map(|model| (model.clone(), 0)).collect();
-        for node in &self.nodes {
-            if let Some(model) = &node.model {
-                *report.gpus_free.entry(model.clone()).or_default() += node.gpus_free();
-            }
+        for (model, by_free) in self.pools.iter().zip(&self.index) {
+            let Some(model) = model else { continue };
+            let free: u32 = by_free.iter().map(|(free, nodes)| free * nodes.len() as u32).sum();
+            *report.gpus_free.entry(model.clone()).or_default() = free;
         }
-        report.cpus_free = MilliCpu(self.nodes.iter().map(|n| n.cpus_free.0).sum());
-        report.memory_free = Bytes(self.nodes.iter().fold(0, |sum, n| sum.saturating_add(n.memory_free.0)));
-    }
-}
-
-fn set(node: &mut Node, share: &NodeShare, need: &Resources, taken: bool) {
-    for &g in &share.gpus {
-        if let Some(slot) = node.gpus.get_mut(g as usize) {
-            *slot = taken;
-        }
-    }
-    if taken {
-        node.cpus_free = MilliCpu(node.cpus_free.0.saturating_sub(need.cpus.0));
-        node.memory_free = Bytes(node.memory_free.0.saturating_sub(need.memory.0));
-    } else {
-        node.cpus_free = MilliCpu(node.cpus_free.0.saturating_add(need.cpus.0));
-        node.memory_free = Bytes(node.memory_free.0.saturating_add(need.memory.0));
+        report.cpus_free = MilliCpu(self.nodes.iter().fold(0, |sum, n| sum.saturating_add(n.cpus)));
+        report.memory_free = Bytes(self.nodes.iter().fold(0, |sum, n| sum.saturating_add(n.memory)));
     }
 }
 
@@ -194,85 +324,5 @@ pub fn fits_empty(groups: &[NodeCapacity], ranks: u32, need: &Resources) -> bool
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn group(count: u32, gpus: u32, model: &str) -> NodeCapacity {
-        NodeCapacity {
-            name: "n".into(),
-            count,
-            gpu_model: Some(model.into()),
-            gpus,
-            gpu_memory: Bytes::gib(80),
-            cpus: MilliCpu(64_000),
-            memory: Bytes::gib(256),
-            declared: true,
-        }
-    }
-    fn need(gpus: u32) -> Resources {
-        Resources { gpus, gpu: vec![], cpus: MilliCpu(1000), memory: Bytes(0) }
-    }
-
-    #[test]
-    fn a_gang_fits_whole_or_not_at_all() {
-        let mut books = Books::new(&[group(2, 8, "A100-80G")]);
-        let gang = books.fit(2, &need(8)).expect("two nodes of 8");
-        books.take(&gang, &need(8));
-        assert_eq!(books.fit(1, &need(1)), None);
-        books.give(&gang[..1], &need(8));
-        assert_eq!(books.fit(2, &need(8)), None);
-        assert_eq!(books.fit(2, &need(4)).expect("half nodes").len(), 2);
-    }
-
-    #[test]
-    fn the_fullest_node_that_fits_is_taken_first() {
-        let mut books = Books::new(&[group(2, 8, "H100")]);
-        let first = books.fit(1, &need(6)).expect("free");
-        books.take(&first, &need(6));
-        assert_eq!(books.fit(1, &need(2)).expect("fits")[0].node, first[0].node);
-        assert_eq!(books.fit(1, &need(3)).expect("fits")[0].node, 1 - first[0].node);
-    }
-
-    #[test]
-    fn what_is_reserved_is_told_by_the_nodes_own_model() {
-        let books = Books::new(&[group(2, 8, "A100-80G"), group(1, 4, "H100")]);
-        let shares = books.fit(2, &need(6)).expect("any model will do");
-        let mut sum = BTreeMap::new();
-        books.by_model(&shares, &mut sum);
-        assert_eq!(sum, BTreeMap::from([("A100-80G".to_owned(), 12)]));
-        books.by_model(
-            &[NodeShare { node: 99, gpus: vec![0] }, NodeShare { node: 0, gpus: vec![] }],
-            &mut sum,
-        );
-        assert_eq!(sum.len(), 1, "nothing for a node that is gone, nothing for a share without GPUs");
-    }
-
-    #[test]
-    fn what_others_hold_is_not_free_and_ours_moves_aside() {
-        let held = |gpus| Held { node: 0, gpus, cpus: MilliCpu(1_000), memory: Bytes(0) };
-        let mut books = Books::new(&[group(1, 4, "H100")]);
-        books.hold(&held(3));
-        assert_eq!(books.fit(1, &need(2)), None);
-        let mut ours = vec![NodeShare { node: 0, gpus: vec![3] }, NodeShare { node: 9, gpus: vec![0] }];
-        books.retake(&mut ours, &need(1));
-        assert_eq!(ours[0].gpus, [0], "the only one that is left");
-        let mut more = vec![NodeShare { node: 0, gpus: vec![1] }];
-        books.retake(&mut more, &need(1));
-        assert!(more[0].gpus.is_empty(), "there is none: {more:?}");
-        books.give(&ours, &need(1));
-        assert!(books.fit(1, &need(1)).is_some() && books.fit(1, &need(2)).is_none());
-        books.hold(&held(9));
-        assert_eq!(books.fit(1, &need(1)), None);
-    }
-
-    #[test]
-    fn models_are_not_mixed_up() {
-        let books = Books::new(&[group(1, 8, "A100-40G")]);
-        let want = Resources { gpu: vec!["A100-80G".into()], ..need(1) };
-        assert_eq!(books.fit(1, &want), None);
-        assert!(!fits_empty(&[group(1, 8, "L40")], 1, &Resources { gpu: vec!["L4".into()], ..need(1) }));
-        assert!(fits_empty(&[group(2, 8, "H100")], 4, &need(4)));
-        assert!(!fits_empty(&[group(2, 8, "H100")], 3, &need(8)));
-        assert!(fits_empty(&[], 0, &need(0)));
-    }
-}
+#[path = "books_tests.rs"]
+mod tests;

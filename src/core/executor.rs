@@ -1,4 +1,5 @@
-//! The cluster's side of a job: admission, attempts, closing. The queue and what moves a binding are beside it.
+//! The cluster's side of a job: admission, attempts, closing. The queue and what moves a binding are beside it; who
+//! starts when and where is `schedule`.
 //!
 //! Starting is pulled: a message only says "look"; the record, read through its register, says whether
 //! this cluster may start this epoch. What was admitted is on disk before the backend hears of it, and
@@ -9,7 +10,6 @@ mod cluster;
 mod queue;
 mod rebind;
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
@@ -19,15 +19,15 @@ use super::api::{
     AttemptKey, AttemptView, BackendCommand, BackendEvent, ClaimView, CoreConfig, Flash, NodeShare, Output,
     StartCommand, StopReason, Table, Write,
 };
-use super::books::Books;
-use super::message::{Claim, Message, Origin};
+use super::message::{Claim, Message, Origin, Prospects, Terms};
 use super::peer::{Peer, Timer};
 use super::propose::{OpResult, Task};
 use super::purpose::Purpose;
+use super::schedule::{Request, Scheduler};
 use crate::base::{ContactId, Epoch, Home, Instant, JobId, PeerName, Span, WallTime};
 use crate::model::record::{Birth, Change};
 use crate::model::spec::JobSpec;
-use crate::model::{JobRecord, Outcome, Placement, Resources};
+use crate::model::{JobRecord, Outcome, Placement};
 
 /// Patience of the executor's own operations; they are repeated until they are done.
 const PATIENCE: Span = Span::secs(10);
@@ -60,6 +60,9 @@ struct Row {
     /// A swap to this binding was sent, and whether it was chosen is not known yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     moving_to: Option<NextBinding>,
+    /// It was told to stop for a more urgent job: which, in words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    preempted: Option<String>,
     closed: Option<Closed>,
 }
 
@@ -86,28 +89,34 @@ struct Attempt {
 #[derive(Debug, Clone)]
 struct Waiting {
     claim: Claim,
+    terms: Terms,
     owner: PeerName,
     arrived: Instant,
     heard: Instant,
+    /// As it was told last.
+    prospects: Prospects,
+    place: Option<u32>,
+}
+
+impl Waiting {
+    fn key(&self, job: JobId) -> AttemptKey {
+        AttemptKey { job, epoch: self.claim.epoch }
+    }
 }
 
 #[derive(Debug, Clone)]
 struct Granted {
     epoch: Epoch,
-    shares: Vec<NodeShare>,
-    need: Resources,
     until: Instant,
 }
 
-type Place = (Reverse<u8>, Instant, JobId);
-
-/// All that this cluster holds.
-#[derive(Default)]
+/// All that this cluster holds. What waits and what holds capacity, grants and attempts, is also in the scheduler.
 pub(super) struct Executor {
-    books: Books,
+    sched: Scheduler<AttemptKey>,
     attempts: BTreeMap<AttemptKey, Attempt>,
     claims: BTreeMap<JobId, Waiting>,
-    order: BTreeSet<Place>,
+    /// When each claim was repeated last, the oldest first.
+    heard: BTreeSet<(Instant, JobId)>,
     grants: BTreeMap<JobId, Granted>,
     looking: BTreeSet<JobId>,
     /// They run and this peer's disk knows nothing of them (it is a new one): until they have been stopped,
@@ -122,6 +131,8 @@ pub(super) struct Executor {
     /// GPUs of all claims.
     queued_gpus: u64,
     flashed: Option<(Instant, BTreeMap<String, u32>)>,
+    /// When places and estimates were made.
+    prospects_at: Option<Instant>,
 }
 
 fn row_key(key: &AttemptKey) -> Vec<u8> {
@@ -131,14 +142,34 @@ fn row_key(key: &AttemptKey) -> Vec<u8> {
 }
 
 impl Executor {
-    pub fn recover(cfg: &CoreConfig, rows: &BTreeMap<Vec<u8>, Vec<u8>>) -> Result<Self, ValueError> {
-        let mut exec = Executor { books: Books::new(&cfg.nodes), report_dirty: true, ..Self::default() };
+    pub fn recover(
+        cfg: &CoreConfig,
+        rows: &BTreeMap<Vec<u8>, Vec<u8>>,
+        now: Instant,
+    ) -> Result<Self, ValueError> {
+        let mut exec = Executor {
+            sched: Scheduler::new(&cfg.nodes, cfg.schedule.clone()),
+            attempts: BTreeMap::new(),
+            claims: BTreeMap::new(),
+            heard: BTreeSet::new(),
+            grants: BTreeMap::new(),
+            looking: BTreeSet::new(),
+            strays: BTreeSet::new(),
+            done: VecDeque::new(),
+            report_dirty: true,
+            reported: None,
+            queued_gpus: 0,
+            flashed: None,
+            prospects_at: None,
+            closed_below: None,
+        };
         for bytes in rows.values() {
             let row: Row = serde_json::from_slice(bytes).map_err(|e| ValueError::Malformed(e.to_string()))?;
             let key = AttemptKey { job: row.birth.id(), epoch: row.epoch };
             let phase = if row.closed.is_some() { Phase::Closed } else { Phase::Starting };
             if phase != Phase::Closed {
-                exec.books.take(&row.shares, &row.spec.resources);
+                let request = exec.request_of(&row.spec, &row.birth, now);
+                exec.sched.start(key, request, row.shares.clone(), now);
             }
             let attempt = Attempt {
                 row,
@@ -152,6 +183,20 @@ impl Executor {
             exec.attempts.insert(key, attempt);
         }
         Ok(exec)
+    }
+
+    /// What an attempt of this job asks of the scheduler.
+    fn request_of(&self, spec: &JobSpec, birth: &Birth, now: Instant) -> Request {
+        Request {
+            tenant: birth.tenant.clone(),
+            priority: spec.priority,
+            ranks: spec.nodes,
+            need: self.sched.need(&spec.resources),
+            max_runtime: spec.max_runtime,
+            preemptible: spec.may_be_preempted(),
+            token: false,
+            since: i64::try_from(now.0).unwrap_or(i64::MAX),
+        }
     }
 
     pub fn explain(&self, job: &JobId) -> String {
@@ -206,7 +251,7 @@ impl Executor {
     }
 
     pub fn queue_view(&self, now: Instant) -> Vec<ClaimView> {
-        let view = |w: &Waiting, job: &JobId| ClaimView {
+        let view = |job: &JobId, w: &Waiting| ClaimView {
             job: *job,
             owner: w.owner.clone(),
             priority: w.claim.priority,
@@ -214,27 +259,29 @@ impl Executor {
             granted: self.grants.contains_key(job),
             age: now.since(w.arrived),
         };
-        self.order.iter().filter_map(|(_, _, job)| self.claims.get(job).map(|w| view(w, job))).collect()
+        let granted = self.grants.keys().copied();
+        let all = granted.chain(self.sched.in_order(now).map(|key| key.job));
+        all.filter_map(|job| self.claims.get(&job).map(|w| view(&job, w))).collect()
     }
 
     fn drop_claim(&mut self, job: &JobId) -> Option<Waiting> {
         let waiting = self.claims.remove(job)?;
         self.queued_gpus -= gpus_of(&waiting.claim);
-        self.order.remove(&(Reverse(waiting.claim.priority), waiting.arrived, *job));
+        self.heard.remove(&(waiting.heard, *job));
+        self.sched.leave(&waiting.key(*job));
         self.report_dirty = true;
         Some(waiting)
     }
 
-    fn drop_grant(&mut self, job: &JobId) -> Option<Granted> {
-        let grant = self.grants.remove(job)?;
-        self.report_dirty = true;
-        Some(grant)
-    }
-
-    fn release_grant(&mut self, job: &JobId) {
-        if let Some(grant) = self.drop_grant(job) {
-            self.books.give(&grant.shares, &grant.need);
+    /// The grant is over. Its claim, if it still stands, waits again.
+    fn release_grant(&mut self, job: &JobId, now: Instant) {
+        let Some(grant) = self.grants.remove(job) else { return };
+        let key = AttemptKey { job: *job, epoch: grant.epoch };
+        match self.claims.get(job).is_some_and(|w| w.claim.epoch == grant.epoch) {
+            true => self.sched.take_back(&key, now),
+            false => drop(self.sched.end(&key, now)),
         }
+        self.report_dirty = true;
     }
 }
 
@@ -311,10 +358,18 @@ impl Peer {
         let spec = &record.spec;
         let held = self.exec.grants.get(&key.job).is_some_and(|g| g.epoch == key.epoch);
         self.exec.drop_claim(&key.job);
-        let shares = if held { self.exec.drop_grant(&key.job).map(|g| g.shares) } else { None };
-        let granted = shares.is_some();
-        // No grant: it expired, or this peer was started anew. The cluster's own books decide.
-        let shares = shares.or_else(|| self.exec.books.fit(spec.nodes, &spec.resources));
+        let request = self.exec.request_of(spec, &record.birth, self.now.mono);
+        let shares = match held {
+            true => self.exec.sched.running().get(&key).map(|r| r.shares.clone()),
+            // It expired, or this peer was started anew. The cluster's own books decide.
+            false => self.exec.sched.fit_now(&request),
+        };
+        if held {
+            // It is the attempt's from here on.
+            self.exec.grants.remove(&key.job);
+        } else {
+            self.exec.release_grant(&key.job, self.now.mono);
+        }
         let binding = (placement.contact, placement.incarnation);
         let current =
             self.contacts.get(&binding.0).is_some_and(|c| c.incarnation == binding.1 && c.renewed.is_some());
@@ -330,7 +385,7 @@ impl Peer {
         } else {
             None
         };
-        let shares = shares.unwrap_or_default();
+        let shares = shares.filter(|_| held || refusal.is_none()).unwrap_or_default();
         let row = Row {
             birth: record.birth.clone(),
             epoch: key.epoch,
@@ -338,10 +393,11 @@ impl Peer {
             shares,
             binding,
             moving_to: None,
+            preempted: None,
             closed: None,
         };
-        if !granted {
-            self.exec.books.take(&row.shares, &spec.resources);
+        if refusal.is_none() {
+            self.exec.sched.start(key, request, row.shares.clone(), self.now.mono);
         }
         let attempt = Attempt {
             row,
@@ -397,13 +453,18 @@ impl Peer {
     }
 
     fn stop(&mut self, key: AttemptKey, reason: StopReason) {
+        self.stop_within(key, reason, NOTICE);
+    }
+
+    fn stop_within(&mut self, key: AttemptKey, reason: StopReason, notice: Span) {
         let Some(attempt) = self.exec.attempts.get_mut(&key) else { return };
         match attempt.phase {
             Phase::Closed => {}
             // Not started yet as far as is known: the backend makes the stop win or reports the end.
             Phase::Starting | Phase::Running | Phase::Stopping => {
                 attempt.phase = Phase::Stopping;
-                self.backend(BackendCommand::Stop { key, notice: NOTICE, reason });
+                self.exec.sched.stops(&key, self.now.mono + notice);
+                self.backend(BackendCommand::Stop { key, notice, reason });
             }
         }
     }
@@ -447,6 +508,9 @@ impl Peer {
                 if attempt.phase == Phase::Starting {
                     attempt.phase = Phase::Running;
                 }
+                // After a restart of this peer it has run for a while already.
+                let ran = Span::millis(self.now.wall.0.saturating_sub(at.0));
+                self.exec.sched.begins(&key, self.now.mono - ran);
                 self.event("attempt.started", Some(key.job), format!("epoch {} runs", key.epoch));
                 self.attempt_again(key);
             }
@@ -468,11 +532,18 @@ impl Peer {
         let Some(attempt) = self.exec.attempts.get_mut(&key) else { return };
         attempt.phase = Phase::Closed;
         attempt.busy = false;
+        let outcome = match (&attempt.row.preempted, outcome) {
+            (Some(why), Outcome::Stopped(_)) => Outcome::Stopped(why.clone()),
+            (_, other) => other,
+        };
+        let by_itself = matches!(outcome, Outcome::Exited(_) | Outcome::Signaled(_));
         let text = format!("epoch {} ended: {outcome:?}", key.epoch);
         let started_at = started_at.or(attempt.started_at);
         attempt.row.closed = Some(Closed { outcome, started_at, at });
-        let (shares, need) = (attempt.row.shares.clone(), attempt.row.spec.resources.clone());
-        self.exec.books.give(&shares, &need);
+        self.exec.sched.end(&key, self.now.mono);
+        if let Some(began) = started_at.filter(|_| by_itself) {
+            self.exec.sched.ran(Span::millis(at.0.saturating_sub(began.0)));
+        }
         self.exec.report_dirty = true;
         self.event("attempt.ended", Some(key.job), text);
         self.save(key);
@@ -580,7 +651,7 @@ impl Peer {
             self.exec.claims.iter().map(|(j, w)| (*j, w.owner.clone(), w.claim.epoch)).collect();
         for (job, owner, epoch) in waiting {
             self.exec.drop_claim(&job);
-            self.exec.release_grant(&job);
+            self.exec.release_grant(&job, self.now.mono);
             let refused = Some("drains".to_owned());
             self.send(owner, Message::ClaimState { job, epoch, ahead: 0, refused }, false);
         }

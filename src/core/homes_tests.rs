@@ -108,7 +108,7 @@ impl Mesh {
     }
 
     fn views(&mut self) {
-        let view = View { members: self.members.clone(), isolated: false };
+        let view = std::sync::Arc::new(View { members: self.members.clone(), isolated: false });
         let names: Vec<PeerName> = self.peers.keys().cloned().collect();
         for peer in names {
             self.input(&peer, Input::View(view.clone()));

@@ -5,6 +5,11 @@ use serde::{Deserialize, Serialize};
 use crate::base::{ContactId, Epoch, Home, JobId, PeerName, Span, StoreId};
 use crate::model::record::Birth;
 
+/// The newest of these messages that this peer reads; gossiped as `build.wire`. Frames still begin with the version of
+/// `transport::codec`. From this number on `ClaimWith` and `ClaimStateWith` are read; others are sent the
+/// plain forms. See docs/decisions/messages-that-grow.md.
+pub const SPEAKS: u16 = 0x5302;
+
 /// Which register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum RecordKey {
@@ -112,6 +117,74 @@ pub enum Message {
         /// and who holds it.
         homes: Vec<Home>,
     },
+    /// `Claim` to a peer that reads more of it.
+    ClaimWith {
+        /// As before.
+        claim: Box<Claim>,
+        /// The rest.
+        #[serde(with = "named")]
+        terms: Terms,
+    },
+    /// `ClaimState` to a peer that reads more of it.
+    ClaimStateWith {
+        /// Which job.
+        job: JobId,
+        /// For this epoch.
+        epoch: Epoch,
+        /// Place in the queue, from 0.
+        ahead: u32,
+        /// Set when it will not be granted: why.
+        refused: Option<String>,
+        /// The rest.
+        #[serde(with = "named")]
+        prospects: Prospects,
+    },
+}
+
+/// What a claim says beside what the plain form does. Its fields travel by name: more may be added, each with a
+/// default.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Terms {
+    /// May be sent away for a higher priority.
+    pub preemptible: bool,
+    /// This cluster, and no other, may send others away for it.
+    pub token: bool,
+    /// How long the job has waited in all, so that its age survives a change of owner.
+    pub waited: Span,
+}
+
+/// What a cluster says of a waiting claim beside its place. Fields travel by name, as in `Terms`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Prospects {
+    /// How long until it starts, if that can be known.
+    pub starts_in: Option<Span>,
+    /// Jobs that are first in line, at most three.
+    pub front: Vec<JobId>,
+    /// How many attempts would have to go so that it starts; none where that would not help or is not known.
+    pub victims: Option<u32>,
+}
+
+/// A value inside a positional message whose fields have names: bytes of JSON, bounded.
+mod named {
+    use serde::de::{DeserializeOwned, Error as _};
+    use serde::ser::Error as _;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    const BYTES_MAX: usize = 4_096;
+
+    pub fn serialize<T: Serialize, S: Serializer>(value: &T, out: S) -> Result<S::Ok, S::Error> {
+        serde_json::to_vec(value).map_err(S::Error::custom)?.serialize(out)
+    }
+
+    pub fn deserialize<'de, T: DeserializeOwned, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
+        let bytes = Vec::<u8>::deserialize(from)?;
+        if bytes.len() > BYTES_MAX {
+            return Err(D::Error::custom("the named part is too long"));
+        }
+        serde_json::from_slice(&bytes).map_err(D::Error::custom)
+    }
 }
 
 /// To an acceptor.

@@ -22,6 +22,7 @@ mod register_tests;
 mod rehome;
 pub mod ring;
 mod rows;
+pub mod schedule;
 pub mod value;
 mod watch;
 
@@ -34,5 +35,7 @@ pub use peer::Peer;
 
 #[cfg(test)]
 mod homes_tests;
+#[cfg(test)]
+mod queue_tests;
 #[cfg(test)]
 mod testing;

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use super::acceptor::Value;
 use super::api::Flash;
-use super::message::{Claim, Message, Origin, RecordKey};
+use super::message::{Claim, Message, Origin, Prospects, RecordKey, Terms};
 use super::peer::{Peer, Timer};
 use super::placement;
 use super::propose::{OpResult, Task};
@@ -21,17 +21,15 @@ use crate::model::{JobRecord, JobState, Placement};
 
 /// A claim is repeated this often until its cluster has answered, then ever more seldom,
 const CLAIM_EVERY: Span = Span::secs(2);
-const CLAIM_EVERY_MAX: Span = Span::secs(20);
 /// and a cluster that refused is not asked again for this long.
 const REFUSED_FOR: Span = Span::secs(10);
 /// The executor is told to look this often while the record waits for it.
 const LOOK_EVERY: Span = Span::secs(1);
-/// A home that does not act looks again this often,
-const IDLE_EVERY: Span = Span::secs(10);
-const IDLE_EVERY_MAX: Span = Span::secs(300);
-/// and an acting one refreshes its hint by a read this often.
+/// An acting one refreshes its hint by a read this often.
 const READ_EVERY: Span = Span::secs(30);
 const READ_EVERY_PLACED: Span = Span::secs(5);
+/// A cluster that has the preemption token and does not start the job by then loses it to another.
+const TOKEN_FOR: Span = Span::secs(180);
 /// A job that moves waits so long for the cluster it shall move to; then it runs anywhere.
 const MOVE_WAITS: Span = Span::secs(60);
 /// Patience of the owner's own operations.
@@ -63,11 +61,14 @@ struct Laid {
     every: Span,
     ahead: Option<u32>,
     refused: Option<(Instant, String)>,
+    prospects: Prospects,
 }
 
 #[derive(Debug, Default)]
 struct Driven {
     claims: BTreeMap<PeerName, Laid>,
+    /// The one cluster that may send others away for this job, and since when it may.
+    token: Option<(PeerName, Instant)>,
     placing: bool,
     freeing: bool,
     scheduled: Option<Instant>,
@@ -136,6 +137,13 @@ impl Owner {
                 }
             }
         }
+    }
+
+    /// What each cluster said last of the job's prospects there.
+    #[allow(dead_code, reason = "for why")]
+    pub(super) fn prospects(&self, job: &JobId) -> BTreeMap<PeerName, Prospects> {
+        let laid = self.jobs.get(job).into_iter().flat_map(|d| &d.claims);
+        laid.map(|(cluster, l)| (cluster.clone(), l.prospects.clone())).collect()
     }
 
     fn claims(&self, job: &JobId) -> Option<&BTreeMap<PeerName, Laid>> {
@@ -253,7 +261,7 @@ impl Peer {
         {
             self.send(owner, Message::Look { birth: record.birth.clone() }, false);
         }
-        let wait = now.since(since).max(IDLE_EVERY).min(IDLE_EVERY_MAX);
+        let wait = self.cfg.pace.idle(now.since(since));
         self.drive_at(job, now + wait);
     }
 
@@ -277,7 +285,7 @@ impl Peer {
 
     /// A home that missed a write acts on an old hint: read the register now and then.
     fn refresh_hint(&mut self, job: JobId, record: &JobRecord) {
-        let now = self.now.mono;
+        let (now, pace) = (self.now.mono, self.cfg.pace);
         let Some(driven) = self.owner.jobs.get_mut(&job) else { return };
         let due = *driven.read_at.get_or_insert(now);
         // A placement that nobody starts may be one that was never chosen: only this disk took it.
@@ -285,7 +293,7 @@ impl Peer {
         let every = match (record.state, settled) {
             (JobState::Placed, _) => READ_EVERY_PLACED,
             // The longer nothing changed, the less often.
-            (_, Some((_, since))) => now.since(since).max(READ_EVERY).min(IDLE_EVERY_MAX),
+            (_, Some((_, since))) => pace.idle(now.since(since)).max(READ_EVERY),
             (_, None) => READ_EVERY,
         };
         if now.since(due) >= every {
@@ -317,7 +325,7 @@ impl Peer {
         driven.held_from = Some((record.version, from));
         if record.held.is_some() {
             self.withdraw_all(job, None);
-            return self.drive_at(job, now + IDLE_EVERY);
+            return self.drive_at(job, now + self.cfg.pace.idle_every);
         }
         if let Some(intent) = record.moving.as_ref().filter(|_| now.since(from) >= MOVE_WAITS) {
             let change = Change::MoveOver { intent: intent.clone() };
@@ -374,7 +382,7 @@ impl Peer {
     }
 
     fn lay_claims(&mut self, job: JobId, record: &JobRecord, epoch: Epoch, wanted: &[PeerName]) {
-        let now = self.now.mono;
+        let (now, every_max) = (self.now.mono, self.cfg.pace.claim_every_max);
         let Some(driven) = self.owner.jobs.get_mut(&job) else { return };
         let dropped: Vec<PeerName> = driven
             .claims
@@ -383,14 +391,18 @@ impl Peer {
             .map(|(c, _)| c.clone())
             .collect();
         driven.claims.retain(|c, l| wanted.contains(c) || l.refused.is_some());
+        give_token(driven, now);
+        let token = driven.token.as_ref().map(|(cluster, _)| cluster.clone());
         let mut lay = Vec::new();
         for cluster in wanted {
             let laid = driven.claims.get(cluster);
             if laid.is_none_or(|l| l.refused.is_some() || now.since(l.sent_at) >= l.every) {
                 let ahead = laid.and_then(|l| l.ahead);
                 let answered = laid.filter(|l| l.ahead.is_some() && l.refused.is_none());
-                let every = answered.map_or(CLAIM_EVERY, |l| l.every.scale(2, 1).min(CLAIM_EVERY_MAX));
-                let laid = Laid { epoch, sent_at: now, every, ahead, refused: None };
+                let every =
+                    answered.map_or(CLAIM_EVERY, |l| l.every.scale(2, 1).min(every_max).max(CLAIM_EVERY));
+                let prospects = laid.map(|l| l.prospects.clone()).unwrap_or_default();
+                let laid = Laid { epoch, sent_at: now, every, ahead, refused: None, prospects };
                 driven.claims.insert(cluster.clone(), laid);
                 lay.push(cluster.clone());
             }
@@ -409,7 +421,19 @@ impl Peer {
                 image: spec.image.is_some() || spec.run == Run::Image,
                 max_runtime: spec.max_runtime,
             };
-            self.send(cluster, Message::Claim(Box::new(claim)), false);
+            let message = match self.speaks_terms(&cluster) {
+                true => Message::ClaimWith {
+                    claim: Box::new(claim),
+                    terms: Terms {
+                        preemptible: spec.may_be_preempted(),
+                        token: token.as_ref() == Some(&cluster),
+                        // Between peers whose clocks differ this is off by as much: it only orders a tenant's own jobs.
+                        waited: Span::millis(self.now.wall.0.saturating_sub(record.submitted_at.0)),
+                    },
+                },
+                false => Message::Claim(Box::new(claim)),
+            };
+            self.send(cluster, message, false);
         }
     }
 
@@ -466,6 +490,7 @@ impl Peer {
         epoch: Epoch,
         ahead: u32,
         refused: Option<String>,
+        prospects: Prospects,
     ) {
         let now = self.now.mono;
         let mut again = false;
@@ -473,7 +498,9 @@ impl Peer {
             self.owner.jobs.get_mut(&job).and_then(|d| d.claims.get_mut(from)).filter(|l| l.epoch == epoch)
         {
             laid.ahead = Some(ahead);
-            again = refused.is_some();
+            // Somebody could be sent away for it: who may do so is looked at once all have answered.
+            again = refused.is_some() || prospects.victims.is_some_and(|n| n > 0);
+            laid.prospects = prospects;
             laid.refused = refused.map(|why| (now, why));
         }
         if again {
@@ -504,10 +531,13 @@ impl Peer {
     fn drive_placed(&mut self, job: JobId, record: &JobRecord, placement: &Placement) {
         let now = self.now.mono;
         self.withdraw_all(job, Some(&placement.cluster));
+        let held = self.owner.jobs.get(&job).and_then(|d| d.held_from);
+        // A job that runs on is looked at ever more seldom, as one that waits: its cluster tells of its end.
+        let since = held.filter(|(v, _)| *v == record.version).map_or(now, |(_, since)| since);
+        let mut next = now + self.cfg.pace.idle(now.since(since));
         let Some(driven) = self.owner.jobs.get_mut(&job) else { return };
-        driven.held_from = None;
+        driven.held_from = Some((record.version, since));
         let waits = record.state == JobState::Placed || record.cancel.is_some();
-        let mut next = now + IDLE_EVERY;
         if waits {
             if driven.looked_at.is_none_or(|at| now.since(at) >= LOOK_EVERY) {
                 driven.looked_at = Some(now);
@@ -676,6 +706,35 @@ impl Peer {
             self.write_back(&record);
         }
     }
+}
+
+/// Gives the job's one preemption token to the cluster where the fewest attempts would have to go, once all have
+/// answered (or have had a second to). It stays there until that cluster refuses or has had its time.
+fn give_token(driven: &mut Driven, now: Instant) {
+    let stands = |c: &PeerName| driven.claims.get(c).is_some_and(|l| l.refused.is_none());
+    let mut last = None;
+    if let Some((cluster, since)) = &driven.token {
+        if stands(cluster) && now.since(*since) < TOKEN_FOR {
+            return;
+        }
+        last = Some(cluster.clone());
+    }
+    let open = |l: &&Laid| l.ahead.is_none() && l.refused.is_none();
+    let waits = driven.claims.values().filter(open).any(|l| now.since(l.sent_at) < Span::secs(1));
+    let price = |(c, l): (&PeerName, &Laid)| {
+        let victims = l.prospects.victims.filter(|n| *n > 0 && l.refused.is_none())?;
+        // The one that had it and could not use it comes last.
+        Some((last.as_ref() == Some(c), victims, c.clone()))
+    };
+    let best = driven.claims.iter().filter_map(price).min().filter(|_| !waits);
+    // Whoever had it hears at once that it has it no longer; whoever gets it, too.
+    let next = best.map(|(.., cluster)| cluster);
+    for cluster in last.iter().chain(&next) {
+        if let Some(laid) = driven.claims.get_mut(cluster) {
+            laid.every = Span::ZERO;
+        }
+    }
+    driven.token = next.map(|cluster| (cluster, now));
 }
 
 fn contact_origin(placement: &Placement) -> Origin {

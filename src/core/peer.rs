@@ -1,6 +1,7 @@
 //! The state machine itself: takes one input, gives outputs, owns its deadlines.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use super::acceptor::{Acceptor, ValueError};
 use super::api::{
@@ -9,7 +10,7 @@ use super::api::{
 use super::client::Clients;
 use super::contact::Contacts;
 use super::executor::Executor;
-use super::message::{Message, RecordKey};
+use super::message::{Message, Prospects, RecordKey, SPEAKS, Terms};
 use super::owner::Owner;
 use super::propose::Proposer;
 use super::rehome::Keeper;
@@ -57,7 +58,7 @@ pub struct Peer {
     pub(super) contacts: Contacts,
     pub(super) clients: Clients,
     pub(super) keeper: Keeper,
-    pub(super) view: View,
+    pub(super) view: Arc<View>,
     pub(super) ring: Ring,
     pub(super) disk_full: bool,
     pub(super) draining: bool,
@@ -79,11 +80,11 @@ impl Peer {
             acceptor: Acceptor::recover(rows(Table::Acceptors))?,
             proposer: Proposer::default(),
             owner: Owner::default(),
-            exec: Executor::recover(&cfg, rows(Table::Attempts))?,
+            exec: Executor::recover(&cfg, rows(Table::Attempts), now.mono)?,
             contacts: Contacts::recover(rows(Table::Meta))?,
             clients: Clients::recover(rows(Table::Meta))?,
             keeper: Keeper::default(),
-            view: View::default(),
+            view: Arc::default(),
             ring: Ring::default(),
             disk_full: false,
             draining: false,
@@ -100,7 +101,7 @@ impl Peer {
         peer.contacts.due = now.mono;
         peer.timers.insert((now.mono, Timer::Renew));
         peer.timers.insert((now.mono, Timer::Queue));
-        peer.timers.insert((now.mono + super::rehome::SWEEP_EVERY, Timer::Sweep));
+        peer.timers.insert((now.mono + peer.cfg.pace.sweep_every, Timer::Sweep));
         peer.restart_attempts();
         let out = std::mem::take(&mut peer.out);
         Ok((peer, out))
@@ -207,19 +208,23 @@ impl Peer {
             Message::Located { job, birth } => {
                 self.on_located(from, job, birth.map(|b| (b, 0, Vec::new())));
             }
-            Message::Claim(claim) => self.on_claim(from, *claim),
+            Message::Claim(claim) => self.on_claim(from, *claim, Terms::default()),
+            Message::ClaimWith { claim, terms } => self.on_claim(from, *claim, terms),
             Message::Withdraw { job, epoch } => self.on_withdraw(&from, job, epoch),
             Message::Grant { job, epoch, held, contact, series, homes, incarnation } => {
                 self.on_grant(from, job, epoch, held, (contact, series, homes, incarnation));
             }
             Message::ClaimState { job, epoch, ahead, refused } => {
-                self.on_claim_state(&from, job, epoch, ahead, refused);
+                self.on_claim_state(&from, job, epoch, ahead, refused, Prospects::default());
+            }
+            Message::ClaimStateWith { job, epoch, ahead, refused, prospects } => {
+                self.on_claim_state(&from, job, epoch, ahead, refused, prospects);
             }
             Message::Look { birth } => self.on_look(birth),
         }
     }
 
-    fn on_view(&mut self, view: View) {
+    fn on_view(&mut self, view: Arc<View>) {
         self.ring.update(&view);
         let before = std::mem::replace(&mut self.view, view);
         self.note_away();
@@ -229,9 +234,13 @@ impl Peer {
                 self.owner.observe(id, incarnation, nonce, self.now.mono);
             }
         }
-        let liveness =
-            |view: &View| view.members.iter().map(|(n, m)| (n.clone(), m.liveness)).collect::<Vec<_>>();
-        if liveness(&before) != liveness(&self.view) {
+        let same = before.members.len() == self.view.members.len()
+            && before
+                .members
+                .iter()
+                .zip(&self.view.members)
+                .all(|(a, b)| a.0 == b.0 && a.1.liveness == b.1.liveness);
+        if !same {
             // Who acts as a job's owner may have changed.
             self.drive_all();
             self.contacts_follow_members();
@@ -281,6 +290,14 @@ impl Peer {
     }
     pub(super) fn timer_in(&mut self, span: Span, timer: Timer) {
         self.timers.insert((self.now.mono + span, timer));
+    }
+    /// It reads `ClaimWith` and what came with it. A peer that says nothing of itself yet may not.
+    pub(super) fn speaks_terms(&self, to: &PeerName) -> bool {
+        let build = |m: &crate::model::report::MemberView| {
+            m.report.as_ref().and_then(|r| r.build.as_ref()?.wire.into())
+        };
+        *to == self.cfg.name
+            || self.view.members.get(to).and_then(build).is_some_and(|wire: u16| wire >= SPEAKS)
     }
     /// This home is there: its peer looks alive, and has the disk that the record was born on.
     pub(super) fn home_alive(&self, home: &Home) -> bool {

@@ -17,9 +17,7 @@ use crate::model::JobRecord;
 use crate::model::record::Change;
 use crate::model::report::{Liveness, MemberView};
 
-/// A part of the records is looked over this often,
-pub(super) const SWEEP_EVERY: Span = Span::secs(1);
-/// at most so many of them,
+/// At most so many records are looked over in one sweep,
 const SWEEP_MAX: usize = 4_096;
 /// and so many moves and forgettings run at once.
 const MOVES_MAX: usize = 16;
@@ -62,7 +60,7 @@ impl Peer {
     }
 
     pub(super) fn sweep(&mut self) {
-        self.timer_in(SWEEP_EVERY, Timer::Sweep);
+        self.timer_in(self.cfg.pace.sweep_every, Timer::Sweep);
         let (mut due, mut ended) = (Vec::new(), Vec::new());
         let (mut count, mut last) = (0, None);
         for (job, record) in self.acceptor.jobs_after(self.keeper.cursor).take(SWEEP_MAX) {

@@ -1,6 +1,6 @@
 //! What the core's own tests begin with.
 
-use super::api::CoreConfig;
+use super::api::{CoreConfig, Pace};
 use crate::base::{PeerName, Span, StoreId};
 use crate::model::spec::JobSpec;
 
@@ -26,7 +26,9 @@ pub fn config(peer: &str, store: StoreId) -> CoreConfig {
         retain: Span::secs(86_400),
         retain_jobs: 1_000,
         nodes: Vec::new(),
+        schedule: Default::default(),
         runs_images: false,
+        pace: Pace::default(),
         seed: 1,
     }
 }

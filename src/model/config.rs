@@ -5,6 +5,7 @@
 
 mod keys;
 mod read;
+mod schedule;
 #[cfg(test)]
 mod tests;
 mod write;
@@ -14,6 +15,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 pub use keys::SECTIONS;
+pub use schedule::{GpuSets, ScheduleConfig};
 
 use super::input::Mistake;
 use super::report::NodeCapacity;
@@ -56,6 +58,8 @@ pub struct Config {
     /// Declared node groups, at most 256 and 4,096 nodes: offered instead of this machine's own and
     /// shown as virtual. Default none: what discovery finds.
     pub nodes: Vec<NodeCapacity>,
+    /// Which GPUs of a node are near each other, by node group. Default none: what discovery finds.
+    pub gpu_sets: BTreeMap<String, GpuSets>,
     /// What runs the attempts.
     pub backend: BackendKind,
     /// Homes of a new record: 1, 3 or 5. Default 3 (less while the mesh is smaller).
@@ -64,6 +68,8 @@ pub struct Config {
     pub witness: bool,
     /// How much is taken and kept.
     pub limits: LimitsConfig,
+    /// How the queue is ordered.
+    pub schedule: ScheduleConfig,
     /// How often and how long.
     pub timing: TimingConfig,
     /// What happens on SIGTERM.
@@ -264,6 +270,7 @@ impl Default for Config {
             price_milli: 0,
             pue_milli: 1_000,
             nodes: Vec::new(),
+            gpu_sets: BTreeMap::new(),
             backend: BackendKind::default(),
             replicas: 3,
             witness: false,
@@ -277,6 +284,7 @@ impl Default for Config {
                 retain: Span::secs(30 * 86_400),
                 retain_jobs: 100_000,
             },
+            schedule: ScheduleConfig::default(),
             timing: TimingConfig {
                 renew_every: Span::secs(5),
                 rho_milli: 10,

@@ -15,6 +15,7 @@ pub mod sbatch;
 pub mod spec;
 pub mod spec_input;
 pub mod timestamp;
+pub mod topology;
 
 pub use record::{
     AttemptSummary, Birth, CancelIntent, Checkpoint, ContactRecord, JobRecord, JobState, Outcome, Placement,

@@ -1,10 +1,11 @@
 //! What a cluster gossips about itself, in facets, so that only what changed travels.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::base::{Bytes, ContactId, Home, Instant, MilliCpu, PeerName, StoreId, WallTime};
+use crate::base::{Bytes, ContactId, Home, Instant, MilliCpu, PeerName, Span, StoreId, WallTime};
 
 /// One node, or several alike.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,6 +70,62 @@ pub struct QueueReport {
     pub queued_gpus: u64,
     /// Takes no new work (drain, disk full); why.
     pub closed: Option<String>,
+    /// How long a small job that comes now would wait, by GPU model; the empty name is for jobs without GPUs.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub waits: BTreeMap<String, Span>,
+    /// GPUs that a higher priority could get by preemption, by the priority that holds them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub gpus_reclaimable: BTreeMap<u8, u32>,
+}
+
+/// The form of a queue report inside a flash, which is positional: what came later travels by gossip alone.
+pub(crate) mod queue_flash {
+    use super::*;
+
+    #[derive(Serialize, Deserialize)]
+    struct Form {
+        gpus_free: BTreeMap<String, u32>,
+        gpus_total: BTreeMap<String, u32>,
+        gpus_reserved: BTreeMap<String, u32>,
+        cpus_free: MilliCpu,
+        memory_free: Bytes,
+        running: u32,
+        queued: u32,
+        queued_gpus: u64,
+        closed: Option<String>,
+    }
+
+    pub fn serialize<S: serde::Serializer>(report: &QueueReport, out: S) -> Result<S::Ok, S::Error> {
+        let r = report.clone();
+        Form {
+            gpus_free: r.gpus_free,
+            gpus_total: r.gpus_total,
+            gpus_reserved: r.gpus_reserved,
+            cpus_free: r.cpus_free,
+            memory_free: r.memory_free,
+            running: r.running,
+            queued: r.queued,
+            queued_gpus: r.queued_gpus,
+            closed: r.closed,
+        }
+        .serialize(out)
+    }
+
+    pub fn deserialize<'de, D: serde::Deserializer<'de>>(from: D) -> Result<QueueReport, D::Error> {
+        let f = Form::deserialize(from)?;
+        Ok(QueueReport {
+            gpus_free: f.gpus_free,
+            gpus_total: f.gpus_total,
+            gpus_reserved: f.gpus_reserved,
+            cpus_free: f.cpus_free,
+            memory_free: f.memory_free,
+            running: f.running,
+            queued: f.queued,
+            queued_gpus: f.queued_gpus,
+            closed: f.closed,
+            ..QueueReport::default()
+        })
+    }
 }
 
 /// Facet `contact`: the contact record that new attempts are bound to.
@@ -190,8 +247,9 @@ pub struct MemberView {
     pub liveness: Liveness,
     /// It said that it is draining.
     pub draining: bool,
-    /// What it says of itself.
-    pub report: Option<Report>,
+    /// What it says of itself. Shared: a view is made anew whenever anything of anybody changes, and most of it is
+    /// what stood in the one before.
+    pub report: Option<Arc<Report>>,
 }
 
 impl MemberView {

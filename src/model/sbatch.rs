@@ -49,9 +49,27 @@ const SHORT: &[(char, &str, bool)] = &[
 
 /// Long options that are flags, or whose value is given with `=` only.
 const FLAGS: &[&str] = &[
-    "contiguous", "exclusive", "hold", "ignore-pbs", "no-kill", "no-requeue", "overcommit", "oversubscribe",
-    "parsable", "propagate", "quiet", "reboot", "requeue", "spread-job", "test-only", "use-min-nodes",
-    "verbose", "wait", "get-user-env", "nice", "share",
+    "contiguous",
+    "exclusive",
+    "hold",
+    "ignore-pbs",
+    "no-kill",
+    "no-requeue",
+    "overcommit",
+    "oversubscribe",
+    "parsable",
+    "propagate",
+    "quiet",
+    "reboot",
+    "requeue",
+    "spread-job",
+    "test-only",
+    "use-min-nodes",
+    "verbose",
+    "wait",
+    "get-user-env",
+    "nice",
+    "share",
 ];
 
 /// Options of `#SBATCH` lines in order, as sbatch reads them: up to the first line that is no comment.

@@ -66,6 +66,9 @@ pub struct JobSpec {
     pub on_lost_contact: OnLostContact,
     /// Where it may run.
     pub placement: PlacementSpec,
+    /// It may be stopped for a job of a higher priority, and runs again later. None: see `may_be_preempted`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub preemptible: Option<bool>,
 }
 
 /// What one node of the job needs.
@@ -174,6 +177,12 @@ pub enum Policy {
 }
 
 impl JobSpec {
+    /// It may be stopped for a job of a higher priority. Where it does not say: yes if it keeps a checkpoint, or
+    /// is below the normal priority. Work that would be lost is not thrown away unasked.
+    pub fn may_be_preempted(&self) -> bool {
+        self.preemptible.unwrap_or(self.checkpoint.is_some() || self.priority < 50)
+    }
+
     /// GPUs of all nodes together.
     pub fn gpus_total(&self) -> u64 {
         u64::from(self.resources.gpus) * u64::from(self.nodes)

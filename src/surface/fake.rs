@@ -246,7 +246,7 @@ impl PeerHandle for Fake {
             witness: false,
             liveness: Liveness::Alive,
             draining: false,
-            report: Some(self.report(peer)),
+            report: Some(Arc::new(self.report(peer))),
         };
         let members = others.keys().chain([&self.me]).map(|p| (p.clone(), member(p))).collect();
         Arc::new(View { members, isolated: false })

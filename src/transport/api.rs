@@ -46,7 +46,7 @@ pub struct NetConfig {
     pub linger: Span,
     /// A flash older than this is dropped wherever it is.
     pub flash_ttl: Span,
-    /// How many other peers a receiver passes a flash on to.
+    /// About how many receivers pass a flash on to a peer that its origin does not seem to reach.
     pub flash_fanout: usize,
     /// Shortest pause between two bandwidth probes of one link; `ZERO` never probes.
     pub probe_every: Span,
@@ -68,7 +68,7 @@ impl NetConfig {
             store,
             boot,
             idle_timeout: Span::secs(6),
-            keep_alive: Span::millis(1_500),
+            keep_alive: Span::millis(2_500),
             hello_timeout: Span::secs(5),
             dials_max: 4,
             dial_stagger: Span::millis(500),

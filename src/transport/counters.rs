@@ -69,6 +69,8 @@ counters! {
     flash_repeated,
     /// Flashes that came too late.
     flash_expired,
+    /// Peers that others were asked to tell of a flash.
+    flash_detours,
     /// Flashes passed on.
     flash_forwarded,
     /// Frames passed on for others.

@@ -1,4 +1,11 @@
-//! Flash: to every linked peer at once, passed on once by each to a few others, heard once.
+//! Flash: to every linked peer at once, by a detour to those who do not answer, heard once.
+//!
+//! The origin sends to everybody that it is linked to. Whom that cannot reach, two others are asked to tell: at once
+//! where there is no link, and after a moment where nothing acknowledged the flash (a pair that was cut has links on
+//! both sides until they have been silent for long enough). A receiver passes a flash on only to somebody whom the
+//! origin does not seem to know of. So a flash costs one message per peer; when every receiver passed each on to
+//! three others, four fifths of the work was copies, and in a mesh of many peers on few cores everybody waited for
+//! it. Peers of an older build still do that, and what they pass on is heard as ever.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,12 +18,21 @@ use super::codec::{self, CodecError, Kind};
 use super::inbox::Room;
 use super::link::{Item, Lane, Link};
 use super::shared::{Shared, lock};
-use super::wire::{FlashFrame, FrameError};
+use super::wire::{Control, FlashFrame, FrameError};
 use crate::base::PeerName;
 use crate::core::api::Flash;
 
 /// Flashes of one origin that may overtake each other.
 const WINDOW: u64 = 1_024;
+/// Whoever has not acknowledged a flash by then is told by others: the time depends on the slowest link, between these.
+const CONFIRM_AFTER: Duration = Duration::from_millis(200);
+const CONFIRM_AT_LATEST: Duration = Duration::from_millis(1_000);
+/// QUIC may hold an acknowledgement back for this long.
+const ACK_DELAY: Duration = Duration::from_millis(50);
+/// Peers that others are asked to tell, for one flash at one time.
+const DETOURS_MAX: usize = 16;
+/// Peers that are asked to tell one.
+const RELAYS_ASKED: usize = 2;
 /// Largest flash.
 const FLASH_BYTES_MAX: usize = 64 * 1024;
 
@@ -63,14 +79,14 @@ impl Flashes {
     }
 }
 
-/// Sends one to every linked peer.
-pub(super) fn send(shared: &Arc<Shared>, flash: Flash) {
+/// The next flash of this peer.
+pub(super) fn frame(shared: &Shared, flash: Flash) -> FlashFrame {
     let sequence = {
         let mut flashes = lock(&shared.flashes);
         flashes.sequence += 1;
         flashes.sequence
     };
-    let frame = FlashFrame {
+    FlashFrame {
         origin: shared.me().clone(),
         incarnation: shared.config.boot,
         sequence,
@@ -78,11 +94,91 @@ pub(super) fn send(shared: &Arc<Shared>, flash: Flash) {
         stamp_ms: shared.clock_ms(),
         left_ms: shared.config.flash_ttl.as_millis(),
         flash,
-    };
-    push(shared, &frame, &shared.pool.links());
+    }
 }
 
-fn push(shared: &Arc<Shared>, frame: &FlashFrame, links: &[Arc<Link>]) {
+/// Sends one to every linked peer.
+pub(super) fn send(shared: &Arc<Shared>, flash: Flash) {
+    let frame = frame(shared, flash);
+    let links = shared.pool.links();
+    let before: Vec<u64> = links.iter().map(|link| link.acks()).collect();
+    push(shared, &frame, &links);
+    let mut linked: BTreeSet<&PeerName> = links.iter().map(|link| &link.peer).collect();
+    linked.insert(shared.me());
+    let members = shared.pool.members();
+    let apart: Vec<PeerName> = members.iter().filter(|peer| !linked.contains(peer)).cloned().collect();
+    detour(shared, &frame, apart);
+    let sent = links.into_iter().zip(before).collect();
+    shared.tracker.spawn(confirm(shared.clone(), frame, sent));
+}
+
+/// Looks a moment later who has acknowledged anything since the flash was sent, and lets others tell the rest.
+pub(super) async fn confirm(shared: Arc<Shared>, frame: FlashFrame, sent: Vec<(Arc<Link>, u64)>) {
+    let slowest = sent.iter().map(|(link, _)| link.connection.rtt()).max().unwrap_or_default();
+    let wait = (slowest * 2 + ACK_DELAY).clamp(CONFIRM_AFTER, CONFIRM_AT_LATEST);
+    tokio::select! {
+        biased;
+        () = shared.stop.cancelled() => return,
+        () = tokio::time::sleep(wait) => {}
+    }
+    let silent = |(link, before): (Arc<Link>, u64)| {
+        let heard = link.acks() > before;
+        (!heard && !shared.pool.blocked(&link.peer)).then(|| link.peer.clone())
+    };
+    detour(&shared, &frame, sent.into_iter().filter_map(silent).collect());
+}
+
+/// Asks for each of these two peers that say that they reach it to pass the flash on.
+fn detour(shared: &Arc<Shared>, frame: &FlashFrame, mut to: Vec<PeerName>) {
+    // So many at once are this peer's own trouble, or all of them are gone: some of them, then.
+    lock(&shared.rng).shuffle(&mut to);
+    to.truncate(DETOURS_MAX);
+    let mut asked: BTreeMap<PeerName, (Arc<Link>, Vec<PeerName>)> = BTreeMap::new();
+    for peer in &to {
+        let mut relays = shared.pool.relays_to(peer);
+        relays.retain(|link| link.passes && !to.contains(&link.peer));
+        lock(&shared.rng).shuffle(&mut relays);
+        for link in relays.into_iter().take(RELAYS_ASKED) {
+            asked.entry(link.peer.clone()).or_insert_with(|| (link, Vec::new())).1.push(peer.clone());
+        }
+    }
+    let now = shared.clock_ms();
+    let age = now.saturating_sub(frame.stamp_ms);
+    if age >= frame.left_ms {
+        return;
+    }
+    for (link, to) in asked.into_values() {
+        shared.counters.flash_detours.add(to.len() as u64);
+        let frame = FlashFrame { hops: 1, stamp_ms: now, left_ms: frame.left_ms - age, ..frame.clone() };
+        shared.control(&link, &Control::Pass { frame, to });
+    }
+}
+
+/// The origin of a flash asks this peer to pass it on.
+pub(super) fn pass(
+    shared: &Arc<Shared>,
+    link: &Link,
+    mut frame: FlashFrame,
+    to: &[PeerName],
+) -> Result<(), FrameError> {
+    if frame.origin != link.peer || frame.hops != 1 || to.len() > DETOURS_MAX {
+        return Err(CodecError::Malformed("a flash to be passed on that is not the asker's".into()).into());
+    }
+    let now = shared.clock_ms();
+    let age = link.their_clock_ms(now).saturating_sub(frame.stamp_ms);
+    let left = frame.left_ms.min(shared.config.flash_ttl.as_millis());
+    if age >= left {
+        shared.counters.flash_expired.add(1);
+        return Ok(());
+    }
+    (frame.stamp_ms, frame.left_ms) = (now, left - age);
+    let links: Vec<Arc<Link>> = to.iter().filter_map(|peer| shared.pool.link(peer)).collect();
+    shared.counters.flash_forwarded.add(links.len() as u64);
+    push(shared, &frame, &links);
+    Ok(())
+}
+
+pub(super) fn push(shared: &Arc<Shared>, frame: &FlashFrame, links: &[Arc<Link>]) {
     let Some(bytes) = shared.frame(Kind::Flash, frame) else { return };
     let until = Some(Instant::now() + Duration::from_millis(frame.left_ms));
     for link in links {
@@ -131,14 +227,20 @@ pub(super) async fn receive(
     Ok(())
 }
 
-/// A few other peers, first those that the origin does not reach itself.
+/// A few linked peers that the origin does not say it reaches. All who are linked to such a one see that: each goes
+/// ahead so seldom that about `flash_fanout` do. An origin of an older build counts on being passed on in any case.
 fn onward(shared: &Shared, origin: &Link) -> Vec<Arc<Link>> {
     let mut links = shared.pool.links();
     links.retain(|link| link.peer != origin.peer);
-    lock(&shared.rng).shuffle(&mut links);
-    let reach = lock(&origin.reach);
+    let all = links.len() as u64;
+    let (reach, fanout) = (lock(&origin.reach).clone(), shared.config.flash_fanout);
+    let mut rng = lock(&shared.rng);
+    if origin.passes {
+        links.retain(|link| !reach.contains(&link.peer) && rng.below(all) < fanout as u64);
+    }
+    rng.shuffle(&mut links);
     links.sort_by_key(|link| reach.contains(&link.peer));
-    links.truncate(shared.config.flash_fanout);
+    links.truncate(fanout);
     links
 }
 

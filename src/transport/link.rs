@@ -95,6 +95,8 @@ pub(super) struct Link {
     pub peer: PeerName,
     pub store: StoreId,
     pub boot: u64,
+    /// It passes a flash on to whom its origin names.
+    pub passes: bool,
     /// This side called.
     pub dialled: bool,
     pub since: Instant,
@@ -129,6 +131,7 @@ impl Link {
     pub fn new(met: Met, shared: &Shared) -> Arc<Self> {
         Arc::new(Self {
             connection: met.connection,
+            passes: met.hello.extra.contains_key(super::shared::EXTRA_PASS),
             peer: met.hello.name,
             store: met.hello.store,
             boot: met.hello.boot,
@@ -282,6 +285,11 @@ impl Link {
         let stream = self.connection.open_uni().await?;
         stream.set_priority(lane.priority())?;
         Ok(stream)
+    }
+
+    /// Acknowledgements that came on it so far: a flash brings at least one more.
+    pub fn acks(&self) -> u64 {
+        self.connection.stats().frame_rx.acks
     }
 
     /// What its clock shows now, as far as the hello told.

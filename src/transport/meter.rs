@@ -20,6 +20,8 @@ use crate::model::report::LinkSample;
 const PROBE_BYTES: std::ops::RangeInclusive<u64> = 256 * 1024..=4 * 1024 * 1024;
 /// A probe shorter than this is made larger the next time: it saw little but the start.
 const PROBE_SHORT: Duration = Duration::from_millis(100);
+/// Links that are probed in `probe_every`, at most about.
+const LINKS_PROBED: u64 = 16;
 /// A probe that takes longer is given up.
 const PROBE_DEADLINE: Duration = Duration::from_secs(30);
 /// Only transfers of at least this size say something about the link.
@@ -101,15 +103,18 @@ pub(super) async fn probe_next(shared: &Arc<Shared>) {
         return;
     }
     let now = Instant::now();
+    // In a larger mesh each link is probed less often: what a peer sends for it does not grow with the mesh.
+    let every =
+        shared.config.probe_every.scale((shared.pool.members().len() as u64).max(LINKS_PROBED), LINKS_PROBED);
     let due = shared.pool.meters(|_, meter, link| {
         // The first one a little later than the link, at its own time, so that a start is no storm.
-        let wait = shared.config.probe_every.scale(lock(&shared.rng).below(1_000), 10_000).to_std();
+        let wait = every.scale(lock(&shared.rng).below(1_000), 10_000).to_std();
         let at = *meter.probe_after.get_or_insert(now + wait);
         link.filter(|link| at <= now && link.alive()).cloned()
     });
     let Some(link) = due.into_iter().flatten().next() else { return };
     let size = shared.pool.meter(&link.peer, |meter| {
-        meter.probe_after = Some(Instant::now() + shared.config.probe_every.to_std());
+        meter.probe_after = Some(Instant::now() + every.to_std());
         meter.probe_bytes.clamp(*PROBE_BYTES.start(), *PROBE_BYTES.end())
     });
     let size = size.unwrap_or(*PROBE_BYTES.start());
@@ -126,7 +131,7 @@ pub(super) async fn probe_next(shared: &Arc<Shared>) {
     shared.pool.meter(&link.peer, |meter| {
         // Not more of the link's time than its share.
         let pause = Span::from(took).scale(1_000, u64::from(shared.config.probe_share_milli.max(1)));
-        meter.probe_after = Some(Instant::now() + pause.max(shared.config.probe_every).to_std());
+        meter.probe_after = Some(Instant::now() + pause.max(every).to_std());
         meter.probe_bytes = if took < PROBE_SHORT { size * 2 } else { size };
     });
 }

@@ -1,5 +1,6 @@
 //! What the tasks of one endpoint share.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
@@ -28,6 +29,8 @@ use crate::base::{PeerName, Rng};
 const RELAYED_REQUESTS_MAX: usize = 64;
 /// Connections that have not said hello yet.
 pub(super) const GREETINGS_MAX: usize = 128;
+/// In the hello's extra: this peer passes a flash on to whom its origin names.
+pub(super) const EXTRA_PASS: &str = "pass";
 /// What the hello's signature is for.
 const HELLO_CONTEXT: &str = "hello";
 
@@ -112,8 +115,12 @@ impl Shared {
             store: self.config.store,
             boot: self.config.boot,
             clock_ms: self.clock_ms(),
-            extra: Default::default(),
+            extra: self.extra(),
         }
+    }
+
+    fn extra(&self) -> BTreeMap<String, Vec<u8>> {
+        [(EXTRA_PASS.to_owned(), Vec::new())].into()
     }
 
     /// Proves this peer's name on one connection.

@@ -14,8 +14,11 @@ use super::shared::{Shared, lock};
 use super::wire::Control;
 use crate::base::WallTime;
 
-/// Changes of the reach within this time are told together.
+/// Losses within this time are told together.
 const REACH_PAUSE: Duration = Duration::from_millis(50);
+/// What is gained is told at most this often for each neighbour: everybody is told, and in a mesh that forms each
+/// peer gains all others one by one.
+const GAIN_PAUSE: Duration = Duration::from_millis(20);
 /// Links that have not been told are looked for this often.
 const REACH_AGAIN: Duration = Duration::from_millis(500);
 /// A renewal that failed is tried again after this.
@@ -82,6 +85,8 @@ async fn renew(shared: &Arc<Shared>, now: WallTime, after: &mut Instant) {
 /// Tells every neighbour whom this peer reaches, as it changes.
 pub(super) async fn tell_reach(shared: Arc<Shared>) {
     let mut connected = shared.pool.watch();
+    let mut told = Instant::now();
+    let mut before = connected.borrow_and_update().clone();
     loop {
         tokio::select! {
             biased;
@@ -97,6 +102,11 @@ pub(super) async fn tell_reach(shared: Arc<Shared>) {
             () = tokio::time::sleep(REACH_PAUSE) => {}
         }
         let now = connected.borrow_and_update().clone();
+        let pause = GAIN_PAUSE.saturating_mul(u32::try_from(now.len()).unwrap_or(u32::MAX));
+        if before.is_subset(&now) && told.elapsed() < pause {
+            continue;
+        }
+        (told, before) = (Instant::now(), now.clone());
         for link in shared.pool.all_links() {
             let before = std::mem::replace(&mut *lock(&link.told), now.clone());
             let add: Vec<_> = now.difference(&before).cloned().collect();

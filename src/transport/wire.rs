@@ -79,6 +79,14 @@ pub(super) enum Control {
         /// Their time.
         micros: u64,
     },
+    /// From the origin of a flash: pass it on to these, of whom it has not heard. Only to a peer that says in its
+    /// hello that it does; an older one could not read this.
+    Pass {
+        /// As it goes on, with one hop behind it.
+        frame: FlashFrame,
+        /// To these.
+        to: Vec<PeerName>,
+    },
 }
 
 /// A flash on its way.

@@ -10,7 +10,7 @@ use serde_json::Value;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
-use super::driver::{Driver, DriverError, NativeJob, NativeNode, SubmitError, Submission};
+use super::driver::{Driver, DriverError, NativeJob, NativeNode, Submission, SubmitError};
 use super::parse;
 use crate::base::Span;
 
@@ -140,7 +140,8 @@ impl Driver for Commands {
 
     async fn job(&self, id: u64) -> Result<Option<NativeJob>, DriverError> {
         let output = self.run("scontrol", &["--oneliner", "show", "job", &id.to_string()], None).await?;
-        let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+        let said =
+            String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
         if said.contains("Invalid job id specified") {
             return Ok(None);
         }

@@ -16,7 +16,7 @@ use data_encoding::HEXLOWER;
 use tokio::sync::Notify;
 
 use super::SlurmConfig;
-use super::driver::{NativeJob, NativeState, SubmitError, Submission};
+use super::driver::{NativeJob, NativeState, Submission, SubmitError};
 use super::nodes::NodeMap;
 use super::prepare::{self, Kept, native_name, read_tag, tag};
 use crate::backends::local::files::{
@@ -552,7 +552,11 @@ impl Keeper {
                     // Slurm ends what is left, and its word that it did counts.
                     let mut all = open(&self.live);
                     let Some(live) = all.get_mut(&key) else { return };
-                    if live.seen.as_ref().is_none_or(|n| !n.state.is_over() || n.state == NativeState::NodeFail) {
+                    if live
+                        .seen
+                        .as_ref()
+                        .is_none_or(|n| !n.state.is_over() || n.state == NativeState::NodeFail)
+                    {
                         if let Some(id) = live.number()
                             && clock::now().since(live.since) > CANCEL_AFTER
                             && !std::mem::replace(&mut live.cancelled, true)
@@ -637,7 +641,11 @@ impl Keeper {
         };
         let too_long = since.is_some_and(|at| now.since(at) > self.config.pending_max);
         let why = if too_long {
-            format!("Slurm did not start it within {} s: {}", self.config.pending_max.as_secs_f64(), job.reason)
+            format!(
+                "Slurm did not start it within {} s: {}",
+                self.config.pending_max.as_secs_f64(),
+                job.reason
+            )
         } else if !wanted && age > WANTED_WITHIN {
             "nobody asked for it after the peer was started again".to_owned()
         } else {

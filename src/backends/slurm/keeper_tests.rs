@@ -115,7 +115,10 @@ fn a_number_that_is_another_jobs_now_is_not_ours() {
     desk.list(std::slice::from_ref(&other));
     assert_eq!(desk.keeper.take_acts(), [Act::Ask(key(1), 101)]);
     desk.keeper.asked(key(1), Some(other));
-    assert!(matches!(desk.keeper.take_acts().as_slice(), [Act::Submit(..)]), "ours is gone, theirs is not touched");
+    assert!(
+        matches!(desk.keeper.take_acts().as_slice(), [Act::Submit(..)]),
+        "ours is gone, theirs is not touched"
+    );
 }
 
 #[test]
@@ -126,11 +129,7 @@ fn one_of_the_same_name_without_our_comment_is_somebody_elses() {
     assert_eq!(desk.keeper.ours(&native), None);
     desk.list(&[native, job(1, NativeState::Active)]);
     assert_eq!(desk.ended(), None, "its end is not ours");
-    desk.keeper.command(BackendCommand::Stop {
-        key: key(1),
-        notice: Span::ZERO,
-        reason: StopReason::Cancel,
-    });
+    desk.keeper.command(BackendCommand::Stop { key: key(1), notice: Span::ZERO, reason: StopReason::Cancel });
     assert_eq!(desk.keeper.take_acts(), [Act::Cancel(key(1), 101)]);
     assert_eq!(desk.ended(), Some(Outcome::Cancelled));
 }
@@ -161,8 +160,7 @@ fn the_guards_word_comes_before_slurms_and_slurm_says_why_it_ended_one() {
     desk.submitted(1);
     let dir = desk.keeper.dir(key(1));
     assert!(dir.take_token().expect("takes"));
-    let ended =
-        |outcome| Ended { outcome, started_at: None, at: WallTime(1), output_lost: 0 };
+    let ended = |outcome| Ended { outcome, started_at: None, at: WallTime(1), output_lost: 0 };
     dir.write_ended(&ended(Outcome::Exited(3))).expect("writes");
     desk.list(&[job(1, NativeState::Cancelled)]);
     assert_eq!(desk.ended(), Some(Outcome::Exited(3)));
@@ -267,7 +265,8 @@ fn a_lease_is_as_old_as_the_older_of_two_contacts() {
 
 #[test]
 fn the_first_node_that_failed_decides_for_a_gang() {
-    let ended = |outcome, at| Ended { outcome, started_at: Some(WallTime(at)), at: WallTime(at), output_lost: 0 };
+    let ended =
+        |outcome, at| Ended { outcome, started_at: Some(WallTime(at)), at: WallTime(at), output_lost: 0 };
     let whole = ended(Outcome::Exited(9), 50);
     let nodes = [
         ended(Outcome::Stopped(BY_SCHEDULER.into()), 30),

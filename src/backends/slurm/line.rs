@@ -132,7 +132,10 @@ fn about_of(question: &crate::backends::local::guard::remote::Question) -> Attem
 }
 
 /// One line; false at the end. What was read before a wake-up stays in `line`.
-async fn next(reader: &mut BufReader<tokio::net::tcp::OwnedReadHalf>, line: &mut Vec<u8>) -> io::Result<bool> {
+async fn next(
+    reader: &mut BufReader<tokio::net::tcp::OwnedReadHalf>,
+    line: &mut Vec<u8>,
+) -> io::Result<bool> {
     let left = LINE_BYTES_MAX.saturating_sub(line.len()) as u64;
     if left == 0 {
         return Err(io::ErrorKind::InvalidData.into());

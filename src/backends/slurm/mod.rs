@@ -248,7 +248,10 @@ impl Backend for SlurmBackend {
             }
             Err(error) => {
                 notes.push(format!("Slurm does not answer, its nodes are taken as they last were: {error}"));
-                optional(read_json::<Vec<NodeCapacity>>(&config.nodes_file())).ok().flatten().unwrap_or_default()
+                optional(read_json::<Vec<NodeCapacity>>(&config.nodes_file()))
+                    .ok()
+                    .flatten()
+                    .unwrap_or_default()
             }
         };
         Ok(Discovery { nodes, container_runtime: None, notes })

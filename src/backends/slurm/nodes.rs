@@ -35,9 +35,11 @@ fn model_of(node: &NativeNode, names: &BTreeMap<String, String>) -> Option<Strin
         return Some(name);
     }
     let head = kind.to_ascii_uppercase();
-    let by_feature = node.features.iter().filter_map(|f| known(f)).find(|name| {
-        kind.is_empty() || name.to_ascii_uppercase().starts_with(&head)
-    });
+    let by_feature = node
+        .features
+        .iter()
+        .filter_map(|f| known(f))
+        .find(|name| kind.is_empty() || name.to_ascii_uppercase().starts_with(&head));
     by_feature.or_else(|| {
         let kind = if kind.is_empty() { "gpu" } else { kind };
         Some(gpu::canonical_measured(kind, Bytes(0)).unwrap_or_else(|_| "gpu".into()))
@@ -86,11 +88,7 @@ impl NodeMap {
     }
 
     /// The state of the cluster, from one list of jobs. `ours` names the attempt of a job that is this peer's.
-    pub fn state(
-        &self,
-        jobs: &[NativeJob],
-        ours: impl Fn(&NativeJob) -> Option<AttemptKey>,
-    ) -> ClusterState {
+    pub fn state(&self, jobs: &[NativeJob], ours: impl Fn(&NativeJob) -> Option<AttemptKey>) -> ClusterState {
         let mut held: BTreeMap<u32, Held> = BTreeMap::new();
         let mut placed = Vec::new();
         for job in jobs.iter().filter(|j| j.state == NativeState::Active) {

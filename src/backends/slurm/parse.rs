@@ -100,9 +100,7 @@ pub fn job(value: &Value) -> Option<NativeJob> {
 fn comment(value: &Value) -> String {
     match value.get("comment") {
         Some(Value::String(t)) => t.clone(),
-        Some(Value::Object(o)) => {
-            o.get("job").and_then(Value::as_str).unwrap_or_default().to_owned()
-        }
+        Some(Value::Object(o)) => o.get("job").and_then(Value::as_str).unwrap_or_default().to_owned(),
         _ => String::new(),
     }
 }
@@ -123,9 +121,9 @@ fn status(value: Option<&Value>) -> i32 {
 /// What a job has, node by node.
 fn parts(value: &Value) -> Vec<Part> {
     let resources = value.get("job_resources");
-    let listed = resources.and_then(|r| r.get("nodes")).and_then(|n| {
-        n.as_str().or_else(|| n.get("list").and_then(Value::as_str)).map(str::to_owned)
-    });
+    let listed = resources
+        .and_then(|r| r.get("nodes"))
+        .and_then(|n| n.as_str().or_else(|| n.get("list").and_then(Value::as_str)).map(str::to_owned));
     let nodes = hosts(&listed.unwrap_or_else(|| text(value, "nodes")));
     if nodes.is_empty() {
         return Vec::new();
@@ -138,9 +136,7 @@ fn parts(value: &Value) -> Vec<Part> {
         .and_then(|r| r.get("allocated_nodes").or_else(|| r.get("nodes").and_then(|n| n.get("allocation"))))
         .and_then(Value::as_array);
     let of_node = |name: &str| {
-        each.and_then(|all| {
-            all.iter().find(|a| text(a, "nodename") == *name || text(a, "name") == *name)
-        })
+        each.and_then(|all| all.iter().find(|a| text(a, "nodename") == *name || text(a, "name") == *name))
     };
     let part = |(i, name): (usize, &String)| {
         let here = of_node(name);
@@ -257,9 +253,29 @@ pub fn node(value: &Value) -> Option<NativeNode> {
     let mut states = words(value.get("state"));
     states.extend(words(value.get("state_flags")));
     let bad = [
-        "DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "ERROR", "UNKNOWN", "MAINT", "MAINTENANCE",
-        "NO_RESPOND", "NOT_RESPONDING", "POWERING_DOWN", "POWERED_DOWN", "POWER_DOWN", "FUTURE", "RESERVED",
-        "PERFCTRS", "BLOCKED", "REBOOT_ISSUED", "REBOOT", "INVALID", "INVALID_REG",
+        "DOWN",
+        "DRAIN",
+        "DRAINED",
+        "DRAINING",
+        "FAIL",
+        "FAILING",
+        "ERROR",
+        "UNKNOWN",
+        "MAINT",
+        "MAINTENANCE",
+        "NO_RESPOND",
+        "NOT_RESPONDING",
+        "POWERING_DOWN",
+        "POWERED_DOWN",
+        "POWER_DOWN",
+        "FUTURE",
+        "RESERVED",
+        "PERFCTRS",
+        "BLOCKED",
+        "REBOOT_ISSUED",
+        "REBOOT",
+        "INVALID",
+        "INVALID_REG",
     ];
     let good = ["IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED", "CLOUD"];
     let usable = !states.is_empty()

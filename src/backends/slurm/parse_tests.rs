@@ -39,7 +39,9 @@ fn gres_texts_give_type_and_count() {
 
 #[test]
 fn sizes_are_megabytes() {
-    for (text, mb) in [("200M", 200), ("1.5G", 1536), ("1T", 1 << 20), ("100", 100), ("512K", 1), ("4Gn", 4096)] {
+    for (text, mb) in
+        [("200M", 200), ("1.5G", 1536), ("1T", 1 << 20), ("100", 100), ("512K", 1), ("4Gn", 4096)]
+    {
         assert_eq!(megabytes(text), Some(mb), "{text}");
     }
     for bad in ["", "x", "-1M", "5Q"] {
@@ -61,7 +63,8 @@ fn a_job_of_22_05() {
     .expect("a job");
     assert_eq!((job.id, job.state, job.status), (7, NativeState::Active, 1792));
     assert_eq!(job.comment, "starling x");
-    let part = |node: &str, memory, gpus| Part { node: node.into(), cpus: 2, memory: Bytes::mib(memory), gpus };
+    let part =
+        |node: &str, memory, gpus| Part { node: node.into(), cpus: 2, memory: Bytes::mib(memory), gpus };
     assert_eq!(job.parts, [part("n1", 100, 2), part("n2", 60, 1)]);
 }
 
@@ -127,7 +130,8 @@ fn nodes_of_both_shapes() {
 #[test]
 fn an_answer_with_errors_or_without_its_list_is_none() {
     assert_eq!(list(&json!({"jobs": [], "errors": []}), "jobs").map(Vec::len), Ok(0));
-    let failed = json!({"jobs": [], "errors": [{"error": "Unable to contact slurm controller", "error_number": 1}]});
+    let failed =
+        json!({"jobs": [], "errors": [{"error": "Unable to contact slurm controller", "error_number": 1}]});
     assert!(list(&failed, "jobs").expect_err("failed").contains("Unable to contact"));
     assert!(list(&json!({}), "jobs").is_err());
     assert!(list(&json!({"jobs": 7}), "jobs").is_err());

@@ -27,9 +27,34 @@ const FIRST_ANSWER: Span = Span::secs(60);
 const NO_NOTICE: i32 = 18;
 /// Options that are ours, or are meant for the submission alone, and so are not passed on.
 const OURS: &[&str] = &[
-    "job-name", "comment", "output", "error", "input", "open-mode", "chdir", "requeue", "no-requeue", "array",
-    "dependency", "begin", "hold", "wait", "test-only", "parsable", "quiet", "verbose", "signal", "export",
-    "export-file", "get-user-env", "wrap", "clusters", "cluster", "kill-on-invalid-dep", "uid", "gid",
+    "job-name",
+    "comment",
+    "output",
+    "error",
+    "input",
+    "open-mode",
+    "chdir",
+    "requeue",
+    "no-requeue",
+    "array",
+    "dependency",
+    "begin",
+    "hold",
+    "wait",
+    "test-only",
+    "parsable",
+    "quiet",
+    "verbose",
+    "signal",
+    "export",
+    "export-file",
+    "get-user-env",
+    "wrap",
+    "clusters",
+    "cluster",
+    "kill-on-invalid-dep",
+    "uid",
+    "gid",
 ];
 
 /// What is kept beside an attempt's folder, so that another run of the peer can go on with it.
@@ -99,7 +124,9 @@ pub fn prepare(
 ) -> Result<Option<Kept>, String> {
     let spec = &command.spec;
     if spec.image.is_some() {
-        return Err("images are not run on Slurm clusters yet: give a command that starts the container".into());
+        return Err(
+            "images are not run on Slurm clusters yet: give a command that starts the container".into()
+        );
     }
     let batch = batch_script(&spec.run);
     if batch.is_some() && spec.nodes > 1 && spec.on_lost_contact.grace.is_some() {
@@ -265,7 +292,8 @@ fn options(
         all.retain(|(name, _)| *name != d.name);
         all.push((d.name.clone(), d.value.clone()));
     }
-    let given = |all: &[(String, String)], names: &[&str]| all.iter().any(|(n, _)| names.contains(&n.as_str()));
+    let given =
+        |all: &[(String, String)], names: &[&str]| all.iter().any(|(n, _)| names.contains(&n.as_str()));
     let put = |all: &mut Vec<(String, String)>, name: &str, value: String| all.push((name.into(), value));
     for (name, value) in
         [("partition", &config.partition), ("account", &config.account), ("qos", &config.qos)]

@@ -7,7 +7,11 @@ use crate::backends::conformance;
 use crate::base::{Bytes, MilliCpu, PeerName};
 
 fn config() -> SlurmConfig {
-    SlurmConfig::new("/shared/starling".into(), "/bin/starling".into(), PeerName::new("here").expect("a name"))
+    SlurmConfig::new(
+        "/shared/starling".into(),
+        "/bin/starling".into(),
+        PeerName::new("here").expect("a name"),
+    )
 }
 fn map() -> NodeMap {
     let mut map = NodeMap::default();

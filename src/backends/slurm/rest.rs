@@ -17,7 +17,7 @@ use tokio::sync::OnceCell;
 
 use super::SlurmConfig;
 use super::commands::Commands;
-use super::driver::{Driver, DriverError, NativeJob, NativeNode, SubmitError, Submission};
+use super::driver::{Driver, DriverError, NativeJob, NativeNode, Submission, SubmitError};
 use super::parse;
 use crate::base::Span;
 use crate::model::sbatch;
@@ -153,7 +153,8 @@ fn failures(answer: &Value) -> Vec<(i64, String)> {
 /// The body of a submission. None where an option has no place in the API.
 fn body(version: u32, job: &Submission) -> Option<Value> {
     let objects = version >= OBJECTS_FROM;
-    let number = |n: u64| if objects { json!({ "set": true, "infinite": false, "number": n }) } else { json!(n) };
+    let number =
+        |n: u64| if objects { json!({ "set": true, "infinite": false, "number": n }) } else { json!(n) };
     let mut fields = Map::new();
     for (key, value) in [("name", &job.name), ("comment", &job.comment)] {
         fields.insert(key.into(), json!(value));
@@ -235,7 +236,8 @@ impl Driver for Rest {
             _ => return self.commands.submit(job).await,
         };
         let path = format!("/slurm/v0.0.{}/job/submit", body.0);
-        let answer = self.send(Method::POST, &path, Some(&body.1)).await.map_err(|e| SubmitError::Unknown(e.0))?;
+        let answer =
+            self.send(Method::POST, &path, Some(&body.1)).await.map_err(|e| SubmitError::Unknown(e.0))?;
         let failed = failures(&answer);
         let id = answer.get("job_id").and_then(|n| n.as_u64().or_else(|| n.get("number")?.as_u64()));
         match (failed.is_empty(), id.filter(|id| *id > 0)) {
@@ -296,10 +298,16 @@ mod tests {
         let job = submission(&[("nodes", "2"), ("mem", "1G"), ("gres", "gpu:h100:2"), ("time", "1:30")]);
         let old = body(38, &job).expect("can be said");
         assert_eq!(old["job"]["nodes"], json!([2, 2]));
-        assert_eq!((&old["job"]["memory_per_node"], &old["job"]["gres"]), (&json!(1024), &json!("gpu:h100:2")));
+        assert_eq!(
+            (&old["job"]["memory_per_node"], &old["job"]["gres"]),
+            (&json!(1024), &json!("gpu:h100:2"))
+        );
         assert!(old["job"]["environment"].is_object() && old["job"]["time_limit"] == 2);
         let new = body(42, &job).expect("can be said");
-        assert_eq!((&new["job"]["nodes"], &new["job"]["tres_per_node"]), (&json!("2-2"), &json!("gres/gpu:h100:2")));
+        assert_eq!(
+            (&new["job"]["nodes"], &new["job"]["tres_per_node"]),
+            (&json!("2-2"), &json!("gres/gpu:h100:2"))
+        );
         assert!(new["job"]["environment"].is_array() && new["job"]["time_limit"]["number"] == 2);
         assert_eq!(body(42, &submission(&[("exclusive", "")])), None, "the commands can say it");
     }

@@ -16,21 +16,13 @@ impl Peer {
         }
         if !nodes.is_empty() {
             self.cfg.nodes = nodes;
-            let mut books = Books::new(&self.cfg.nodes);
-            others.iter().for_each(|held| books.hold(held));
-            for (key, at) in placed {
-                let Some(attempt) = self.exec.attempts.get_mut(&key) else { continue };
-                if attempt.row.shares.len() == at.len() {
-                    attempt.row.shares.iter_mut().zip(at).for_each(|(share, node)| share.node = node);
+            let placed: BTreeMap<AttemptKey, Vec<u32>> = placed.into_iter().collect();
+            self.exec.sched.renew(&self.cfg.nodes, &others, &placed);
+            for (key, attempt) in self.exec.attempts.iter_mut().filter(|(_, a)| a.phase != Phase::Closed) {
+                if let Some(held) = self.exec.sched.running().get(key) {
+                    attempt.row.shares.clone_from(&held.shares);
                 }
             }
-            for attempt in self.exec.attempts.values_mut().filter(|a| a.phase != Phase::Closed) {
-                books.retake(&mut attempt.row.shares, &attempt.row.spec.resources);
-            }
-            for grant in self.exec.grants.values_mut() {
-                books.retake(&mut grant.shares, &grant.need);
-            }
-            self.exec.books = books;
         }
         self.queue_changed();
     }

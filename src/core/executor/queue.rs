@@ -1,27 +1,24 @@
-//! A cluster's queue: claims in order, grants, and what it tells the others of both.
-
-use std::cmp::Reverse;
+//! A cluster's queue: claims in, grants and places out, and what it tells the others of both.
 
 use super::*;
+use crate::core::schedule::Decision;
 use crate::model::report::{Liveness, QueueReport};
 
-/// A claim that was not repeated for this long is dropped.
-const CLAIM_FOR: Span = Span::secs(60);
-/// A head that has waited this long lets nobody pass any more.
-const STARVES_AFTER: Span = Span::secs(30);
-/// Fits tried in one pass over the queue.
-const TRIES_MAX: usize = 512;
 /// What this cluster says of itself changes at most this often.
 const REPORT_EVERY: Span = Span::millis(50);
-/// A place in the queue, other than the last, is counted no further than this.
+/// A place in the queue is counted no further than this,
 const PLACE_MAX: usize = 1_000;
+/// and made anew this often;
+const PLACES_EVERY: Span = Span::secs(1);
+/// of the first so many it is found how many attempts would have to go for them.
+const PRICED_MAX: usize = 8;
 /// Claims held.
 const CLAIMS_MAX: usize = 200_000;
-/// The queue is looked over at least this often.
-const QUEUE_EVERY: Span = Span::secs(1);
+/// No age beyond this is believed.
+const WAITED_MAX: Span = Span::secs(30 * 86_400);
 
 impl Peer {
-    pub(in crate::core) fn on_claim(&mut self, from: PeerName, claim: Claim) {
+    pub(in crate::core) fn on_claim(&mut self, from: PeerName, claim: Claim, terms: Terms) {
         let job = claim.birth.id();
         let key = AttemptKey { job, epoch: claim.epoch };
         // It has ended here, and the record does not say so yet: that comes first, or a job that is done would
@@ -30,6 +27,10 @@ impl Peer {
             self.exec.of_job(&job).filter(|(_, a)| a.phase == Phase::Closed).map(|(k, _)| *k).collect();
         for key in &ended {
             self.attempt_again(*key);
+        }
+        // A late message of an owner that knows less than this cluster.
+        if self.exec.claims.get(&job).is_some_and(|w| w.claim.epoch > claim.epoch) {
+            return;
         }
         let unsaid = (!ended.is_empty()).then(|| "an attempt that ended here is being recorded".to_owned());
         let refused = unsaid.or_else(|| self.refuses(&claim));
@@ -41,28 +42,96 @@ impl Peer {
         if self.exec.attempts.contains_key(&key) || self.exec.done.contains(&key) {
             return;
         }
-        let epoch = claim.epoch;
-        if self.exec.grants.get(&job).is_some_and(|g| g.epoch != epoch) {
-            self.exec.release_grant(&job);
-        }
         let now = self.now.mono;
-        let arrived = self.exec.drop_claim(&job).map_or(now, |old| old.arrived);
-        self.exec.order.insert((Reverse(claim.priority), arrived, job));
+        if self.exec.grants.get(&job).is_some_and(|g| g.epoch != key.epoch) {
+            self.exec.drop_claim(&job);
+            self.exec.release_grant(&job, now);
+        }
+        let request = self.request_of_claim(&claim, &terms);
+        let changed =
+            self.exec.claims.get(&job).is_none_or(|w| w.claim != claim || w.terms.token != terms.token);
+        let old = self.exec.claims.remove(&job);
+        if let Some(old) = &old {
+            self.exec.queued_gpus -= gpus_of(&old.claim);
+            self.exec.heard.remove(&(old.heard, job));
+            if old.claim.epoch != claim.epoch {
+                self.exec.sched.leave(&old.key(job));
+            }
+        }
         self.exec.queued_gpus += gpus_of(&claim);
-        self.exec.report_dirty = true;
-        self.exec.claims.insert(job, Waiting { claim, owner: from.clone(), arrived, heard: now });
+        self.exec.heard.insert((now, job));
+        let (arrived, prospects, place) = match old {
+            Some(old) => (old.arrived, old.prospects, old.place),
+            None => (now, Prospects::default(), None),
+        };
+        let waiting = Waiting { claim, terms, owner: from.clone(), arrived, heard: now, prospects, place };
+        self.exec.claims.insert(job, waiting);
         if self.exec.grants.contains_key(&job) {
             return self.send_grant(&job);
         }
-        self.queue_joined(job);
+        self.exec.sched.join(key, request, now);
+        if changed {
+            self.exec.report_dirty = true;
+            self.queue_joined(key);
+        }
         if !self.exec.grants.contains_key(&job) {
-            let order = &self.exec.order;
-            let ahead = match order.last() {
-                Some((_, _, last)) if *last == job => order.len() - 1,
-                _ => order.iter().take(PLACE_MAX).take_while(|(_, _, j)| *j != job).count(),
+            self.tell_place(job);
+        }
+    }
+
+    fn request_of_claim(&self, claim: &Claim, terms: &Terms) -> Request {
+        let waited = terms.waited.min(WAITED_MAX);
+        let at = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+        // To the second: a claim that is repeated has not moved.
+        let since = at(self.now.mono.0).saturating_sub(at(waited.0)).div_euclid(1_000_000) * 1_000_000;
+        Request {
+            // Its birth certifies it.
+            tenant: claim.birth.tenant.clone(),
+            priority: claim.priority.min(100),
+            ranks: claim.nodes,
+            need: self.exec.sched.need(&claim.resources),
+            max_runtime: claim.max_runtime,
+            preemptible: terms.preemptible,
+            token: terms.token,
+            since,
+        }
+    }
+
+    /// Tells an owner where its claim stands.
+    fn tell_place(&mut self, job: JobId) {
+        self.make_places();
+        let Some(waiting) = self.exec.claims.get(&job) else { return };
+        let (to, epoch) = (waiting.owner.clone(), waiting.claim.epoch);
+        let bound = self.exec.sched.place_at_most(waiting.claim.priority);
+        let ahead = waiting.place.unwrap_or_else(|| count32(bound));
+        let prospects = waiting.prospects.clone();
+        let message = match self.speaks_terms(&to) {
+            true => Message::ClaimStateWith { job, epoch, ahead, refused: None, prospects },
+            false => Message::ClaimState { job, epoch, ahead, refused: None },
+        };
+        self.send(to, message, false);
+    }
+
+    /// Places and start estimates of the first in line, where they are older than a second.
+    fn make_places(&mut self) {
+        let now = self.now.mono;
+        if self.exec.prospects_at.is_some_and(|at| now.since(at) < PLACES_EVERY) {
+            return;
+        }
+        self.exec.prospects_at = Some(now);
+        let found = self.exec.sched.prospects(now, PLACE_MAX);
+        for (n, prospect) in found.into_iter().enumerate() {
+            let victims = match n < PRICED_MAX {
+                true => self.exec.sched.victims_of(&prospect.key, now).map(count32),
+                false => None,
             };
-            let ahead = u32::try_from(ahead).unwrap_or(u32::MAX);
-            self.send(from, Message::ClaimState { job, epoch, ahead, refused: None }, false);
+            let Some(waiting) = self.exec.claims.get_mut(&prospect.key.job) else { continue };
+            waiting.place = Some(prospect.ahead);
+            waiting.prospects = Prospects {
+                starts_in: prospect.starts_in,
+                front: prospect.front.iter().map(|key| key.job).collect(),
+                victims,
+            };
         }
     }
 
@@ -94,106 +163,95 @@ impl Peer {
         if self.exec.claims.get(&job).is_some_and(theirs) {
             self.exec.drop_claim(&job);
             if self.exec.grants.get(&job).is_some_and(|g| g.epoch <= epoch) {
-                self.exec.release_grant(&job);
+                self.exec.release_grant(&job, self.now.mono);
             }
             self.queue_changed();
         }
     }
 
     pub(in crate::core) fn on_queue_timer(&mut self) {
-        self.timer_in(QUEUE_EVERY, Timer::Queue);
+        self.timer_in(self.cfg.pace.queue_every, Timer::Queue);
         self.drop_old_claims();
     }
 
     /// Drops claims that nobody repeats and grants that nobody took, and grants what fits then.
     pub(in crate::core) fn drop_old_claims(&mut self) {
-        let now = self.now.mono;
-        let silent: Vec<JobId> = self
-            .exec
-            .claims
-            .iter()
-            .filter(|(_, w)| now.since(w.heard) > CLAIM_FOR)
-            .map(|(j, _)| *j)
-            .collect();
+        let (now, claim_for) = (self.now.mono, self.cfg.pace.claim_for);
+        let silent = self.exec.heard.iter().take_while(|(heard, _)| now.since(*heard) > claim_for);
+        let silent: Vec<JobId> = silent.map(|(_, job)| *job).collect();
         for job in silent {
             self.exec.drop_claim(&job);
         }
         let over: Vec<JobId> =
             self.exec.grants.iter().filter(|(_, g)| g.until <= now).map(|(j, _)| *j).collect();
         for job in over {
-            self.exec.release_grant(&job);
+            self.exec.release_grant(&job, now);
             self.count("grants_expired");
         }
         self.queue_changed();
     }
 
-    /// Grants what fits, in order. Small jobs pass a head that does not fit, until it has waited so long
-    /// that it would starve.
+    /// Grants what may start now, in order.
     pub(in crate::core) fn queue_changed(&mut self) {
+        self.decide(None);
+    }
+
+    /// One claim more, and nothing freed.
+    pub(super) fn queue_joined(&mut self, key: AttemptKey) {
+        self.decide(Some(key));
+    }
+
+    fn decide(&mut self, one: Option<AttemptKey>) {
         if self.closed_for().is_some() || self.contact_fresh().is_none() {
             return;
         }
         let now = self.now.mono;
-        let waiting: Vec<(Instant, JobId)> = self
-            .exec
-            .order
-            .iter()
-            .filter(|(_, _, job)| !self.exec.grants.contains_key(job))
-            .take(TRIES_MAX)
-            .map(|(_, arrived, job)| (*arrived, *job))
-            .collect();
-        for (arrived, job) in waiting {
-            match self.try_grant(&job) {
-                Some(grant) => self.grant(job, grant),
-                None if now.since(arrived) > STARVES_AFTER && self.claimed_by_one_reached(&job) => break,
-                None => {}
+        let (sched, claims) = (&mut self.exec.sched, &self.exec.claims);
+        let (view, me) = (&self.view, &self.cfg.name);
+        // What a grant to an owner out of reach would hold is better given to others.
+        let reached = |owner: &PeerName| {
+            owner == me || view.members.get(owner).is_none_or(|m| m.liveness != Liveness::Lost)
+        };
+        let may = |key: &AttemptKey| claims.get(&key.job).is_some_and(|w| reached(&w.owner));
+        let decisions = match one {
+            Some(key) => sched.decide_one(key, now, &may),
+            None => sched.decide(now, &may),
+        };
+        for decision in decisions {
+            match decision {
+                Decision::Grant { key, .. } => {
+                    let until = now + self.cfg.grant_for;
+                    self.timers.insert((until, Timer::Grants));
+                    self.exec.grants.insert(key.job, Granted { epoch: key.epoch, until });
+                    self.exec.report_dirty = true;
+                    self.send_grant(&key.job);
+                }
+                Decision::Preempt { key, victims } => self.preempt(key, victims),
             }
         }
     }
 
-    /// One claim more, and nothing freed: only that one can be granted now, unless it would pass a head that
-    /// has waited too long.
-    pub(super) fn queue_joined(&mut self, job: JobId) {
-        if self.closed_for().is_some() || self.contact_fresh().is_none() {
-            return;
+    /// Sends attempts away for a more urgent job: notice, checkpoint, stop; their jobs wait again.
+    fn preempt(&mut self, key: AttemptKey, victims: Vec<AttemptKey>) {
+        let priority = self.exec.claims.get(&key.job).map_or(0, |w| w.claim.priority);
+        let why = format!("preempted for {} of priority {priority}", key.job);
+        let mut granted = false;
+        for victim in victims {
+            self.count("preemptions");
+            self.event("attempt.preempted", Some(victim.job), format!("epoch {} is {why}", victim.epoch));
+            let Some(attempt) = self.exec.attempts.get_mut(&victim) else {
+                // A grant that nobody took yet: its owner hears nothing and is not told yes when it comes.
+                self.exec.release_grant(&victim.job, self.now.mono);
+                granted = true;
+                continue;
+            };
+            attempt.row.preempted = Some(why.clone());
+            self.save(victim);
+            self.stop_within(victim, StopReason::Drain, self.exec.sched.config().notice);
         }
-        let now = self.now.mono;
-        let mut waiting = self.exec.order.iter().filter(|(_, _, j)| !self.exec.grants.contains_key(j));
-        let starved = |at: &Instant| now.since(*at) > STARVES_AFTER;
-        if waiting.next().is_some_and(|(_, arrived, head)| *head != job && starved(arrived)) {
-            return;
+        if granted {
+            self.timer_in(Span::ZERO, Timer::Grants);
         }
-        let Some(granted) = self.try_grant(&job) else { return };
-        self.grant(job, granted);
-    }
-
-    /// Takes a share for a claim out of the books, where one is free.
-    pub(super) fn try_grant(&mut self, job: &JobId) -> Option<Granted> {
-        let waiting = self.exec.claims.get(job)?;
-        if !self.owner_reachable(&waiting.owner) {
-            return None;
-        }
-        let need = waiting.claim.resources.clone();
-        let shares = self.exec.books.fit(waiting.claim.nodes, &need)?;
-        self.exec.books.take(&shares, &need);
-        let until = self.now.mono + self.cfg.grant_for;
-        Some(Granted { epoch: waiting.claim.epoch, shares, need, until })
-    }
-
-    /// What a grant to an owner out of reach would hold is better given to others.
-    pub(super) fn owner_reachable(&self, owner: &PeerName) -> bool {
-        *owner == self.cfg.name || self.view.members.get(owner).is_none_or(|m| m.liveness != Liveness::Lost)
-    }
-
-    pub(super) fn claimed_by_one_reached(&self, job: &JobId) -> bool {
-        self.exec.claims.get(job).is_some_and(|w| self.owner_reachable(&w.owner))
-    }
-
-    pub(super) fn grant(&mut self, job: JobId, grant: Granted) {
-        self.timers.insert((grant.until, Timer::Grants));
-        self.exec.grants.insert(job, grant);
-        self.exec.report_dirty = true;
-        self.send_grant(&job);
     }
 
     pub(super) fn send_grant(&mut self, job: &JobId) {
@@ -234,9 +292,19 @@ impl Peer {
             queued_gpus: self.exec.queued_gpus,
             ..QueueReport::default()
         };
-        self.exec.books.report(&mut queue);
-        for grant in self.exec.grants.values() {
-            self.exec.books.by_model(&grant.shares, &mut queue.gpus_reserved);
+        let sched = &self.exec.sched;
+        sched.books().report(&mut queue);
+        for (job, grant) in &self.exec.grants {
+            let held = sched.running().get(&AttemptKey { job: *job, epoch: grant.epoch });
+            sched.books().by_model(held.map_or(&[], |r| &r.shares), &mut queue.gpus_reserved);
+        }
+        queue.waits = sched.waits().into_iter().map(|(model, wait)| (model, coarse(wait))).collect();
+        for r in sched.running().values().filter(|r| r.request.preemptible && !r.stopping) {
+            let gpus = r.request.need.gpus.saturating_mul(r.request.ranks);
+            if gpus > 0 {
+                let sum = queue.gpus_reclaimable.entry(r.request.priority).or_default();
+                *sum = sum.saturating_add(gpus);
+            }
         }
         let contact = self.contact_report();
         let due = self
@@ -253,6 +321,13 @@ impl Peer {
         }
         self.out.push(Output::Report { queue, contact });
     }
+}
+
+/// To about a tenth, so that a report that says nothing new is not gossiped again.
+fn coarse(wait: Span) -> Span {
+    let secs = wait.0 / 1_000_000;
+    let step = [1, 10, 60, 600, 3_600].into_iter().rev().find(|step| secs >= 10 * step).unwrap_or(1);
+    Span::secs(secs / step * step)
 }
 
 fn count32(n: usize) -> u32 {

@@ -4,6 +4,7 @@ use super::*;
 use crate::base::{BoundedVec, StoreId};
 use crate::core::api::{DiskImage, Now};
 use crate::core::testing::{config, name, spec};
+use crate::model::Resources;
 
 const STORE: StoreId = StoreId([1; 16]);
 
@@ -20,6 +21,7 @@ fn peer() -> (Peer, AttemptKey, Birth) {
         shares: Vec::new(),
         binding: (ContactId([3; 20]), 1),
         moving_to: None,
+        preempted: None,
         closed: Some(Closed { outcome: Outcome::Exited(0), started_at: Some(at), at }),
     };
     let key = AttemptKey { job: birth.id(), epoch: Epoch(1) };
@@ -44,7 +46,7 @@ fn a_job_that_ended_here_is_not_claimed_again_before_that_is_told() {
         image: false,
         max_runtime: None,
     };
-    peer.on_claim(name("b"), claim.clone());
+    peer.on_claim(name("b"), claim.clone(), Terms::default());
     let said = peer.out.iter().find_map(|o| match o {
         Output::Send { message: Message::ClaimState { refused, .. }, .. } => refused.clone(),
         _ => None,
@@ -56,7 +58,7 @@ fn a_job_that_ended_here_is_not_claimed_again_before_that_is_told() {
     // Once it is told another reason counts: this peer runs nothing at all.
     peer.out.clear();
     peer.closed_recorded(key, OpResult::Forgotten);
-    peer.on_claim(name("b"), claim);
+    peer.on_claim(name("b"), claim, Terms::default());
     let refusals: Vec<&Output> = peer.out.iter().filter(|o| matches!(o, Output::Send { .. })).collect();
     assert!(format!("{refusals:?}").contains("does not fit"), "{refusals:?}");
 }

@@ -22,6 +22,7 @@ pub(super) const TOP: &[Key] = &[
     key("replicas"),
     key("witness"),
     key("limits"),
+    key("schedule"),
     key("timing"),
     key("shutdown"),
     key("certificate"),
@@ -29,8 +30,18 @@ pub(super) const TOP: &[Key] = &[
     key("slurm"),
 ];
 pub(super) const API: &[Key] = &[key("listen"), key("unix")];
-pub(super) const NODES: &[Key] =
-    &[key("name"), key("count"), key("gpu"), key("gpus"), key("gpu_memory"), key("cpus"), key("memory")];
+pub(super) const NODES: &[Key] = &[
+    key("name"),
+    key("count"),
+    key("gpu"),
+    key("gpus"),
+    key("gpu_memory"),
+    key("cpus"),
+    key("memory"),
+    key("nvlink"),
+    key("pcie"),
+    key("numa"),
+];
 pub(super) const LIMITS: &[Key] = &[
     key("jobs"),
     key("claims"),
@@ -41,6 +52,8 @@ pub(super) const LIMITS: &[Key] = &[
     key("retain"),
     key("retain_jobs"),
 ];
+pub(super) const SCHEDULE: &[Key] =
+    &[key("weights"), key("half_life"), key("preemption"), key("notice"), key("starve_after")];
 pub(super) const TIMING: &[Key] = &[
     key("renew_every"),
     key("rho"),
@@ -80,6 +93,7 @@ pub const SECTIONS: &[(&str, &[Key])] = &[
     ("api", API),
     ("nodes", NODES),
     ("limits", LIMITS),
+    ("schedule", SCHEDULE),
     ("timing", TIMING),
     ("shutdown", SHUTDOWN),
     ("certificate", CERTIFICATE),

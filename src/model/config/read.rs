@@ -4,7 +4,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use super::keys::{API, CERTIFICATE, FAMILIAR, LIMITS, LOCAL, NODES, SHUTDOWN, SLURM, TIMING, TOP};
-use super::{BackendKind, Config, ConfigMistake, DOCUMENT_BYTES_MAX, ShutdownJobs, SlurmBackendConfig};
+use super::{
+    BackendKind, Config, ConfigMistake, DOCUMENT_BYTES_MAX, GpuSets, ShutdownJobs, SlurmBackendConfig,
+    schedule,
+};
 use crate::base::{Bytes, MilliCpu, PeerName, Span};
 use crate::model::gpu;
 use crate::model::input::fill::{cpus, labels, memory, span};
@@ -125,15 +128,21 @@ fn economy(config: &mut Config, fields: &mut Fields, m: &mut Mistakes) {
         return;
     }
     if config.backend == BackendKind::Slurm {
-        field.wrong(m, "Slurm says which nodes there are: remove the nodes, or name partitions in slurm.partition");
+        field.wrong(
+            m,
+            "Slurm says which nodes there are: remove the nodes, or name partitions in slurm.partition",
+        );
         return;
     }
     let line = field.node.line;
     for item in field.items(m, 256).unwrap_or_default() {
         let at = Field { path: format!("{}.name", item.path), node: item.node.clone() };
-        if let Some(node) = node(item, m) {
+        if let Some((node, sets)) = node(item, m) {
             if config.nodes.iter().any(|n| n.name == node.name) {
                 at.wrong(m, "two node groups have this name: give each its own");
+            }
+            if !sets.is_empty() {
+                config.gpu_sets.insert(node.name.clone(), sets);
             }
             config.nodes.push(node);
         }
@@ -150,7 +159,7 @@ fn economy(config: &mut Config, fields: &mut Fields, m: &mut Mistakes) {
     }
 }
 
-fn node(item: Field, m: &mut Mistakes) -> Option<NodeCapacity> {
+fn node(item: Field, m: &mut Mistakes) -> Option<(NodeCapacity, GpuSets)> {
     let mut fields = Fields::of(item, m)?;
     let name = fields
         .take("name", m)
@@ -174,18 +183,12 @@ fn node(item: Field, m: &mut Mistakes) -> Option<NodeCapacity> {
     let share = u64::from(gpus.max(1));
     let cpus = fields.take("cpus", m).and_then(|f| cpus(f, m)).unwrap_or(MilliCpu(8_000 * share));
     let memory = fields.take("memory", m).and_then(|f| memory(f, m)).unwrap_or(Bytes::gib(32 * share));
+    let sets = schedule::read_sets(&mut fields, gpus, m);
     fields.finish(m, NODES, &[("model", "write gpu"), ("cpu", "write cpus"), ("mem", "write memory")]);
     let gpu_memory = if model.is_some() { size.or(known).unwrap_or_default() } else { Bytes(0) };
-    Some(NodeCapacity {
-        name: name?,
-        count,
-        gpu_model: model,
-        gpus,
-        gpu_memory,
-        cpus,
-        memory,
-        declared: true,
-    })
+    let node =
+        NodeCapacity { name: name?, count, gpu_model: model, gpus, gpu_memory, cpus, memory, declared: true };
+    Some((node, sets))
 }
 
 /// A report must be exact, so a model that is sold with several memories must say which.
@@ -228,6 +231,9 @@ fn tables(config: &mut Config, fields: &mut Fields, m: &mut Mistakes) {
     }
     if let Some(table) = table(fields, "limits", m) {
         limits(config, table, m);
+    }
+    if let Some(table) = table(fields, "schedule", m) {
+        schedule::read(&mut config.schedule, table, m);
     }
     if let Some(table) = table(fields, "timing", m) {
         timing(config, table, m);
@@ -275,9 +281,7 @@ fn slurm(s: &mut SlurmBackendConfig, mut t: Fields, m: &mut Mistakes) {
         good.then(|| t.to_owned())
     };
     let want = "must be 1 to 255 characters without blanks";
-    for (key, place) in
-        [("partition", &mut s.partition), ("account", &mut s.account), ("qos", &mut s.qos)]
-    {
+    for (key, place) in [("partition", &mut s.partition), ("account", &mut s.account), ("qos", &mut s.qos)] {
         *place = t.take(key, m).and_then(|f| f.read(m, want, word));
     }
     set(&mut s.options, t.take("options", m).map(|f| labels(f, m)));

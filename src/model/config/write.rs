@@ -2,7 +2,7 @@
 
 use toml::{Table, Value};
 
-use super::{BackendKind, Config, ShutdownJobs};
+use super::{BackendKind, Config, GpuSets, ShutdownJobs, schedule};
 use crate::base::Span;
 use crate::model::input::words::{size_text, span_text};
 use crate::model::report::NodeCapacity;
@@ -23,8 +23,8 @@ fn table<const N: usize>(pairs: [(&str, Option<Value>); N]) -> Table {
     pairs.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect()
 }
 
-fn node(n: &NodeCapacity) -> Value {
-    Value::Table(table([
+fn node(n: &NodeCapacity, sets: Option<&GpuSets>) -> Value {
+    let mut out = table([
         ("name", Some(text(&n.name))),
         ("count", Some(whole(n.count))),
         ("gpu", n.gpu_model.as_ref().map(text)),
@@ -32,7 +32,9 @@ fn node(n: &NodeCapacity) -> Value {
         ("gpu_memory", n.gpu_model.as_ref().map(|_| text(size_text(n.gpu_memory)))),
         ("cpus", Some(text(format!("{}m", n.cpus.0)))),
         ("memory", Some(text(size_text(n.memory)))),
-    ]))
+    ]);
+    out.extend(sets.map(schedule::write_sets).unwrap_or_default());
+    Value::Table(out)
 }
 
 pub(super) fn write(c: &Config) -> String {
@@ -57,7 +59,11 @@ pub(super) fn write(c: &Config) -> String {
         ("replicas", Some(whole(c.replicas))),
         ("witness", Some(Value::Boolean(c.witness))),
         ("labels", Some(Value::Table(labels))),
-        ("nodes", (!c.nodes.is_empty()).then(|| Value::Array(c.nodes.iter().map(node).collect()))),
+        (
+            "nodes",
+            (!c.nodes.is_empty())
+                .then(|| Value::Array(c.nodes.iter().map(|n| node(n, c.gpu_sets.get(&n.name))).collect())),
+        ),
         (
             "api",
             Some(Value::Table(table([
@@ -66,6 +72,7 @@ pub(super) fn write(c: &Config) -> String {
             ]))),
         ),
         ("limits", Some(Value::Table(limits(c)))),
+        ("schedule", Some(Value::Table(schedule::write(&c.schedule)))),
         ("timing", Some(Value::Table(timing(c)))),
         (
             "shutdown",

@@ -47,6 +47,7 @@ pub fn read(root: Field, defaults: &SpecDefaults, m: &mut Mistakes) -> Option<Pa
     let contact = OnLostContact { grace: defaults.grace, then: Then::default() };
     let on_lost_contact = fields.take("on_lost_contact", m).and_then(|f| parts::lost_contact(f, contact, m));
     let placement = fields.take("placement", m).and_then(|f| parts::placement(f, m));
+    let preemptible = fields.take("preemptible", m).and_then(|f| f.flag(m));
     fields.finish(m, JOB, FAMILIAR_JOB);
 
     let name = name.unwrap_or_else(|| "job".into());
@@ -66,6 +67,7 @@ pub fn read(root: Field, defaults: &SpecDefaults, m: &mut Mistakes) -> Option<Pa
         retries: retries.unwrap_or(0),
         on_lost_contact: on_lost_contact.unwrap_or(contact),
         placement: placement.unwrap_or_default(),
+        preemptible,
         name: name.clone(),
     };
     Some(ParsedSpec { spec, key: job_id.then_some(name) })

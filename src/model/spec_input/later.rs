@@ -20,7 +20,6 @@ const SHAPES: &[(&str, Shape, &str)] = &[
     ("traffic", Shape::Map, "must be a mapping"),
     ("array", Shape::Index, "must be a count or an index list such as 0-99"),
     ("after", Shape::Words, "must be a job id or a list of them"),
-    ("preemptible", Shape::Flag, "must be true or false"),
     ("reservation", Shape::Words, "must be a reservation's name"),
     ("quota", Shape::Words, "must be a quota's name"),
     ("service", Shape::Map, "must be a mapping"),

@@ -76,6 +76,9 @@ fn document(spec: &JobSpec) -> Vec<(String, Value)> {
     if spec.placement != PlacementSpec::default() {
         put("placement", placement(&spec.placement));
     }
+    if let Some(may) = spec.preemptible {
+        put("preemptible", json!(may));
+    }
     doc
 }
 

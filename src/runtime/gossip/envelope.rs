@@ -78,6 +78,11 @@ pub enum Envelope {
     BadCluster,
 }
 
+/// A written message is the answer to an exchange that was opened here.
+pub fn answers(message: &[u8]) -> bool {
+    message.get(3) == Some(&1)
+}
+
 type Read<T> = Result<T, EnvelopeError>;
 
 fn get<T: Deserializable>(buf: &mut &[u8]) -> Read<T> {
@@ -267,6 +272,7 @@ mod tests {
             Envelope::BadCluster,
         ] {
             let bytes = envelope.write();
+            assert_eq!(answers(&bytes), matches!(envelope, Envelope::SynAck(..)));
             assert_eq!(Envelope::read(&bytes), Ok(envelope));
             let real = ChitchatMessage::deserialize(&mut &bytes[..]).expect("chitchat reads it");
             if matches!(real, ChitchatMessage::Syn { .. } | ChitchatMessage::BadCluster) {

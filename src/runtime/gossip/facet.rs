@@ -4,8 +4,6 @@
 //! value carries its origin's signature over *everything* that decides where it lands: mesh, name,
 //! generation, key, version and text. A forger can then neither change a value nor burn versions.
 
-use std::fmt::Write as _;
-
 use data_encoding::BASE64_NOPAD;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -27,6 +25,8 @@ pub const KEYS_MAX: usize = 32;
 pub const LINK_PAGES_MAX: usize = 8;
 /// Bytes of JSON per page of links; a thousand links fit into eight.
 const LINK_PAGE_BYTES: usize = 12_000;
+/// Up to so many links are one page.
+const LINKS_OF_ONE_PAGE: usize = 16;
 /// No cluster has more of anything that is counted.
 const COUNT_MAX: u64 = 1_000_000;
 
@@ -143,6 +143,20 @@ impl Facet {
         matches!(self, Self::Capacity(_) | Self::Queue(_) | Self::Members(_) | Self::Build(_))
     }
 
+    /// For counters.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Capacity(_) => "gossip_heard_capacity",
+            Self::Queue(_) => "gossip_heard_queue",
+            Self::Contact(_) => "gossip_heard_contact",
+            Self::Health(_) => "gossip_heard_health",
+            Self::Build(_) => "gossip_heard_build",
+            Self::Links(_) | Self::LinksPage(..) => "gossip_heard_links",
+            Self::Members(_) => "gossip_heard_members",
+            Self::Data(_) | Self::Images(_) | Self::Unknown => "gossip_heard_other",
+        }
+    }
+
     fn check(&self) -> Result<(), String> {
         match self {
             Self::Capacity(c) => check_capacity(c),
@@ -199,6 +213,10 @@ fn check_queue(q: &QueueReport) -> Result<(), String> {
         plain("gpu model", model)?;
         at_most("gpus_total", n.into(), COUNT_MAX)?;
     }
+    at_most("waits", q.waits.len() as u64, 300)?;
+    q.waits.keys().try_for_each(|model| plain("gpu model", model))?;
+    let reclaimable = q.gpus_reclaimable.values().fold(0, |sum, n| sum + u64::from(*n));
+    at_most("gpus_reclaimable", reclaimable, q.gpus_total.values().map(|n| u64::from(*n)).sum())?;
     at_most("cpus_free", q.cpus_free.0, 1_000 * COUNT_MAX)?;
     at_most("memory_free", q.memory_free.0, 1 << 60)?;
     at_most("running", q.running.into(), COUNT_MAX)?;
@@ -224,19 +242,36 @@ fn parse<T: DeserializeOwned>(key: &str, text: &str) -> Result<T, FacetError> {
     serde_json::from_str(text).map_err(|e| FacetError::Malformed(key.into(), e.to_string()))
 }
 
-/// All pages, the unused ones empty: a key is never deleted, since deleted keys can come back.
+/// Links in pages, so that what travels is the page in which a link has changed: the name at its other end says in
+/// which one it is, whoever else comes or goes. A few links are one page.
 fn link_pages(links: &[LinkSample]) -> Result<Vec<(String, String)>, FacetError> {
     Facet::Links(links.to_vec()).check().map_err(|what| FacetError::Absurd("links".into(), what))?;
-    let mut pages = vec![String::from("[")];
-    for l in links {
-        let item = json(&(&l.to, l.rtt_us, l.loss_ppm, l.bandwidth_bps, l.bandwidth_at, l.at, l.direct));
-        let page = pages.last_mut().expect("it starts with one page");
-        if page.len() > 1 && page.len() + item.len() > LINK_PAGE_BYTES {
-            pages.push(format!("[{item}"));
-        } else {
-            let comma = if page.len() > 1 { "," } else { "" };
-            let _ = write!(page, "{comma}{item}");
+    let items: Vec<String> = links
+        .iter()
+        .map(|l| json(&(&l.to, l.rtt_us, l.loss_ppm, l.bandwidth_bps, l.bandwidth_at, l.at, l.direct)))
+        .collect();
+    let add = |page: &mut String, item: &str| {
+        page.push_str(if page.is_empty() { "[" } else { "," });
+        page.push_str(item);
+    };
+    let by_name = if links.len() > LINKS_OF_ONE_PAGE { LINK_PAGES_MAX } else { 1 };
+    let mut pages = vec![String::new(); by_name];
+    for (link, item) in links.iter().zip(&items) {
+        let hash = link.to.as_str().bytes().fold(0_u32, |h, b| h.wrapping_mul(31).wrapping_add(b.into()));
+        add(&mut pages[hash as usize % by_name], item);
+    }
+    if pages.iter().any(|page| page.len() > LINK_PAGE_BYTES) {
+        // So many that they must be packed: then one after the other.
+        pages = vec![String::new()];
+        for item in &items {
+            if pages.last().is_some_and(|page| page.len() + item.len() > LINK_PAGE_BYTES) {
+                pages.push(String::new());
+            }
+            add(pages.last_mut().expect("it starts with one page"), item);
         }
+    }
+    for page in pages.iter_mut().filter(|page| page.is_empty()) {
+        page.push('[');
     }
     if pages.len() > LINK_PAGES_MAX {
         return Err(FacetError::TooLarge("links".into(), pages.iter().map(String::len).sum()));
@@ -373,7 +408,15 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         }
+        back.sort_by_key(|l: &LinkSample| links.iter().position(|o| o.to == l.to));
         assert_eq!(back, links);
+        // A link that changes, and one that comes, are one page each of eight.
+        let before = Facet::Links(links[..100].to_vec()).write().expect("it fits");
+        let mut more = links[..101].to_vec();
+        more[3].rtt_us = 7;
+        let after = Facet::Links(more).write().expect("it fits");
+        assert_eq!((before.len(), after.len()), (8, 8));
+        assert!(before.iter().zip(&after).filter(|(a, b)| a != b).count() <= 2);
         assert_eq!(Facet::Links(vec![]).write(), Ok(vec![("links.0".into(), "[]".into())]));
     }
 

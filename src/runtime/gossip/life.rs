@@ -11,6 +11,7 @@ use chitchat::{ChitchatHandle, ChitchatId, ChitchatMessage, Deserializable};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
+use super::envelope;
 use super::facet::Place;
 use super::screen::{Heard, Held, Screen, pseudo_addr};
 use super::socket::{LinkTransport, Names};
@@ -142,6 +143,7 @@ impl Loop {
         let list = self.parts.members.borrow().clone();
         let others = list.members().filter(|e| e.name != self.config.me);
         self.names.store(Arc::new(others.map(|e| (pseudo_addr(e.name.as_str()), e.name.clone())).collect()));
+        self.shared.pace.members(list.len());
     }
 
     /// Hands what changed to chitchat, signed for the version it will get.
@@ -182,8 +184,12 @@ impl Loop {
         };
         let list = self.parts.members.borrow().clone();
         let clean = self.screen.clean(direct.then_some(&from), &bytes, &list, id, &held);
-        *self.shared.dropped.lock().unwrap_or_else(PoisonError::into_inner) = self.screen.dropped;
+        *self.shared.dropped.lock().unwrap_or_else(PoisonError::into_inner) =
+            (self.screen.dropped, self.screen.heard.clone());
         let Some((bytes, news)) = clean else { return };
+        if envelope::answers(&bytes) {
+            self.shared.pace.answered();
+        }
         if news.iter().any(|heard| heard.facet.is_urgent()) {
             self.shared.pace.changed();
         }

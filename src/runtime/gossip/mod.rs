@@ -86,7 +86,9 @@ impl GossipConfig {
             failure_detector_config: detector,
             marked_for_deletion_grace_period: self.grace,
             catchup_callback: None,
-            extra_liveness_predicate: None,
+            // Only filters what chitchat's own watcher is given, which nobody here watches: it would be given a copy
+            // of everybody's state each time that anything of anybody changes.
+            extra_liveness_predicate: Some(Box::new(|_| false)),
         }
     }
 }
@@ -111,7 +113,7 @@ struct Shared {
     dirty: Notify,
     pace: Arc<Pace>,
     sent: Arc<Sent>,
-    dropped: Mutex<Dropped>,
+    dropped: Mutex<(Dropped, BTreeMap<&'static str, u64>)>,
     shed_received: AtomicU64,
     restarts: AtomicU64,
 }
@@ -221,10 +223,10 @@ impl Gossip {
 
     /// Named counters for metrics.
     pub fn counters(&self) -> BTreeMap<&'static str, u64> {
-        let dropped = *self.shared.dropped.lock().unwrap_or_else(PoisonError::into_inner);
+        let (dropped, heard) = self.shared.dropped.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let sent = &self.shared.sent;
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        BTreeMap::from([
+        let own = [
             ("gossip_sent_messages", read(&sent.messages)),
             ("gossip_sent_bytes", read(&sent.bytes)),
             ("gossip_sent_shed", read(&sent.shed)),
@@ -237,7 +239,8 @@ impl Gossip {
             ("gossip_dropped_strangers", dropped.strangers),
             ("gossip_dropped_stale", dropped.stale),
             ("gossip_dropped_no_room", dropped.no_room),
-        ])
+        ];
+        heard.into_iter().chain(own).collect()
     }
 }
 

@@ -86,6 +86,8 @@ pub struct Screen {
     hasher: RandomState,
     /// What was dropped since the start.
     pub dropped: Dropped,
+    /// News heard since the start, by what they are: each cost a check of a signature.
+    pub heard: BTreeMap<&'static str, u64>,
     /// Somebody holds keys of our generation that we signed and do not have: the generation was used
     /// before. Whoever drives the gossip must start again with a higher one.
     pub generation_reused: bool,
@@ -103,6 +105,7 @@ impl Screen {
             origins: HashMap::new(),
             hasher: RandomState::new(),
             dropped: Dropped::default(),
+            heard: BTreeMap::new(),
             generation_reused: false,
         }
     }
@@ -226,7 +229,10 @@ impl Screen {
         }
         origin.keys.insert(place.key.to_owned(), Seen { version: place.version, value: hash });
         match Facet::read(place.key, text) {
-            Ok(facet) => news.push(Heard { peer: name.clone(), generation: place.generation, facet }),
+            Ok(facet) => {
+                *self.heard.entry(facet.kind()).or_default() += 1;
+                news.push(Heard { peer: name.clone(), generation: place.generation, facet });
+            }
             // Signed nonsense keeps its place in the order of versions, but nobody believes it.
             Err(e) => {
                 self.dropped.absurd += 1;

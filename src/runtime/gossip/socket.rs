@@ -8,10 +8,17 @@
 //! crate-private). So chitchat ticks at the fast interval, which also keeps its failure detector
 //! current, and [`Pace`] lets the opening messages of a round through only as often as it is time;
 //! answers always pass. A skipped round costs one small digest in memory and nothing on the wire.
+//!
+//! **Load.** chitchat opens three exchanges in each round. While things change all three go out, unless earlier ones
+//! were not answered yet: exchanges that overlap bring the same news several times, and the slower the machine
+//! is, the more of them overlap. When nothing changes one does.
+//!
+//! **Size.** Every message carries a digest of all members, so a round costs in proportion to their number. The
+//! interval grows with it: the bytes per second of one peer then stay about the same from a few dozen members on.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -39,15 +46,28 @@ pub type Names = HashMap<SocketAddr, PeerName>;
 pub struct Pace {
     fast: Duration,
     slow: Duration,
+    members: AtomicUsize,
     state: Mutex<PaceState>,
 }
 
 #[derive(Debug)]
 struct PaceState {
     changed: Instant,
-    burst: Option<(Instant, bool)>,
+    /// When the messages of this round began, and how many more of them may go out.
+    burst: Option<(Instant, usize)>,
     sent: Option<Instant>,
+    /// Exchanges opened and not answered yet.
+    open: usize,
 }
+
+/// Exchanges that may be open at once.
+const OPEN_MAX: usize = 3;
+/// One that is not answered by then never will be.
+const OPEN_FOR: Duration = Duration::from_secs(2);
+
+/// Neither interval is shorter than this for each member.
+const FAST_PER_MEMBER: Duration = Duration::from_millis(5);
+const SLOW_PER_MEMBER: Duration = Duration::from_millis(15);
 
 /// Opening messages of one round follow each other within this time.
 const BURST: Duration = Duration::from_millis(60);
@@ -55,7 +75,13 @@ const BURST: Duration = Duration::from_millis(60);
 impl Pace {
     /// Between `fast`, while things change, and `slow`, when nothing has for a while.
     pub fn new(fast: Duration, slow: Duration) -> Self {
-        Self { fast, slow, state: Mutex::new(PaceState { changed: Instant::now(), burst: None, sent: None }) }
+        let state = PaceState { changed: Instant::now(), burst: None, sent: None, open: 0 };
+        Self { fast, slow, members: AtomicUsize::new(0), state: Mutex::new(state) }
+    }
+
+    /// The mesh has so many members.
+    pub fn members(&self, count: usize) {
+        self.members.store(count, Ordering::Relaxed);
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, PaceState> {
@@ -74,29 +100,46 @@ impl Pace {
         state.burst = None;
     }
 
-    /// The interval now: a quarter of the time since the last change, within the limits.
+    /// An exchange that this side opened was answered.
+    pub fn answered(&self) {
+        let mut state = self.state();
+        state.open = state.open.saturating_sub(1);
+    }
+
+    /// The interval now: a quarter of the time since the last change, within the limits of a mesh of this size.
     pub fn interval(&self, now: Instant) -> Duration {
         let quiet = now.saturating_duration_since(self.state().changed);
-        (quiet / 4).clamp(self.fast, self.slow)
+        let members = u32::try_from(self.members.load(Ordering::Relaxed)).unwrap_or(u32::MAX);
+        let fast = self.fast.max(FAST_PER_MEMBER.saturating_mul(members));
+        (quiet / 4).clamp(fast, self.slow.max(SLOW_PER_MEMBER.saturating_mul(members)).max(fast))
     }
 
     /// Whether an opening message may go out now.
     pub fn allows(&self, now: Instant) -> bool {
         let interval = self.interval(now);
         let mut state = self.state();
-        if let Some((begun, verdict)) = state.burst
-            && now.saturating_duration_since(begun) < BURST.min(self.fast / 2)
-        {
-            return verdict;
+        let since = |at: Instant| now.saturating_duration_since(at);
+        let left = match state.burst {
+            Some((begun, left)) if since(begun) < BURST.min(self.fast / 2) => left,
+            _ => {
+                if state.sent.is_some_and(|sent| since(sent) >= OPEN_FOR) {
+                    state.open = 0;
+                }
+                // A tick a little early must not be put off by a whole one.
+                let due = state.sent.is_none_or(|sent| since(sent) + self.fast / 4 >= interval);
+                let quiet = interval >= self.slow;
+                let left = if quiet { 1 } else { OPEN_MAX.saturating_sub(state.open) };
+                state.burst = Some((now, if due { left } else { 0 }));
+                if due { left } else { 0 }
+            }
+        };
+        if left == 0 {
+            return false;
         }
-        // A tick a little early must not be put off by a whole one.
-        let due =
-            state.sent.is_none_or(|sent| now.saturating_duration_since(sent) + self.fast / 4 >= interval);
-        state.burst = Some((now, due));
-        if due {
-            state.sent = Some(now);
-        }
-        due
+        state.burst = state.burst.map(|(begun, left)| (begun, left - 1));
+        state.open += 1;
+        state.sent = Some(now);
+        true
     }
 }
 
@@ -181,15 +224,33 @@ mod tests {
         let ms = Duration::from_millis;
         let pace = Pace::new(ms(250), ms(1000));
         let start = Instant::now();
-        let rounds =
-            |from: u64, to: u64| (from / 250..to / 250).filter(|t| pace.allows(start + ms(t * 250))).count();
+        let rounds = |from: u64, to: u64| {
+            let allowed = |t: &u64| pace.allows(start + ms(t * 250));
+            (from / 250..to / 250).filter(allowed).inspect(|_| pace.answered()).count()
+        };
         let (busy, quiet) = (rounds(0, 1000), rounds(10_000, 20_000));
         assert_eq!(busy, 4, "every tick of the first second");
         assert_eq!(quiet, 10, "once a second later on");
         assert!(pace.allows(start + ms(20_000)));
-        assert!(pace.allows(start + ms(20_001)), "all messages of one round share its verdict");
+        assert!(!pace.allows(start + ms(20_001)), "one message a round when quiet");
         assert!(!pace.allows(start + ms(20_250)));
         pace.force();
         assert!(pace.allows(start + ms(20_251)));
+        pace.members(100);
+        assert_eq!(rounds(30_000, 60_000), 20, "every second and a half in a mesh of a hundred");
+    }
+
+    #[test]
+    fn exchanges_that_are_not_answered_hold_up_new_ones() {
+        let ms = Duration::from_millis;
+        let pace = Pace::new(ms(200), ms(1000));
+        let start = Instant::now();
+        let round = |at: u64| (0..3).filter(|i| pace.allows(start + ms(at + i))).count();
+        assert_eq!(round(0), 3, "all three while things change");
+        assert_eq!(round(200), 0, "none of them was answered");
+        pace.answered();
+        assert_eq!(round(400), 1);
+        assert_eq!(round(600), 0);
+        assert_eq!(round(2_600), 3, "by now they never will be");
     }
 }

@@ -1,6 +1,6 @@
 //! The list itself: a map from name to the greatest line heard, and nothing that does I/O.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ring::digest::{SHA256, digest};
 
@@ -94,6 +94,16 @@ impl MemberList {
         self.lines.is_empty()
     }
 
+    /// Eight bytes of the hash of each line, to tell another peer what need not be sent.
+    pub fn marks(&self) -> Vec<[u8; 8]> {
+        self.lines.values().map(mark).collect()
+    }
+
+    /// The lines that have none of these marks.
+    pub fn lines_beyond(&self, marks: &BTreeSet<[u8; 8]>) -> impl Iterator<Item = &SignedEntry> {
+        self.lines.values().filter(|line| !marks.contains(&mark(line)))
+    }
+
     /// A hash of all lines; two peers with the same one hold the same list.
     pub fn hash(&self) -> String {
         let mut all = Vec::new();
@@ -103,6 +113,12 @@ impl MemberList {
         }
         data_encoding::HEXLOWER.encode(&digest(&SHA256, &all).as_ref()[..16])
     }
+}
+
+fn mark(line: &SignedEntry) -> [u8; 8] {
+    let mut mark = [0; 8];
+    mark.copy_from_slice(&digest(&SHA256, line.body().as_bytes()).as_ref()[..8]);
+    mark
 }
 
 #[cfg(test)]

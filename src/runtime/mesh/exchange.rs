@@ -1,12 +1,16 @@
 //! How member lists become the same everywhere.
 //!
-//! Each peer gossips the hash of its list. Who sees another hash asks that peer for its lines, page
-//! by page; new lines are pushed to every linked peer as soon as they are on disk. Both ride in the
-//! gossip lane, with a first byte that tells them from chitchat's messages: they may be lost like
-//! those, and the differing hash brings the question again. Lines are signed, so it does not matter
-//! who passes them on.
+//! Whoever makes a line (admits, removes, has another address) pushes it to every linked peer as soon as it
+//! is on disk; each that hears it passes it on to a few, once. Each peer also gossips the hash of its list, and
+//! who sees another hash asks that peer for the lines that it lacks. All of this rides in the gossip lane, with
+//! a first byte that tells it from chitchat's messages: it may be lost like those, and the differing hash
+//! brings the question again. Lines are signed, so it does not matter who passes them on.
+//!
+//! What a join costs all peers together grows with their number this way. When everybody pushed every line to
+//! everybody and sent whole lists to whoever asked, it grew with its square, and forming a mesh with the cube.
 
 use bytes::Bytes;
+use data_encoding::BASE64_NOPAD;
 use serde::{Deserialize, Serialize};
 
 use crate::base::PeerName;
@@ -25,8 +29,10 @@ const BYTES_MAX: usize = 120_000;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Exchange {
-    /// Send me your lines after this name.
+    /// Send me your lines after this name. A peer that does not know `Beyond` asks so.
     Pull(Option<PeerName>),
+    /// Send me your lines, but those with these marks: `MemberList::marks` in base64.
+    Beyond(String),
     /// Some lines; `more` says that there are others after the last one.
     Lines {
         /// The lines, by name.
@@ -69,6 +75,19 @@ impl Exchange {
         let mut out = vec![EXCHANGE];
         out.extend(serde_json::to_vec(self).unwrap_or_default());
         out.into()
+    }
+
+    /// Asks for what a list lacks.
+    pub fn beyond(list: &MemberList) -> Self {
+        Self::Beyond(BASE64_NOPAD.encode(&list.marks().concat()))
+    }
+
+    /// The answer: what the asker's marks do not name, in as many messages as it needs; none for garbage.
+    pub fn answer(list: &MemberList, marks: &str) -> Option<Vec<Self>> {
+        let bytes = BASE64_NOPAD.decode(marks.as_bytes()).ok()?;
+        let (marks, rest) = bytes.as_chunks::<8>();
+        let marks = marks.iter().copied().collect();
+        rest.is_empty().then(|| Self::push(list.lines_beyond(&marks).cloned().collect()))
     }
 
     /// The page of a list after a name.
@@ -149,6 +168,38 @@ mod tests {
         assert_eq!(copy.hash(), list.hash());
         let pages = Exchange::push(list.lines_after(None).cloned().collect());
         assert!(pages.len() > 2 && pages.iter().all(|p| p.write().len() <= 64_000));
+    }
+
+    #[test]
+    fn only_what_the_asker_lacks_is_sent() {
+        let ca = SecretKey::generate().expect("random");
+        let (mut mine, mut theirs) = (MemberList::default(), MemberList::default());
+        for n in 0..40 {
+            let mut entry = Entry {
+                name: PeerName::new(&format!("peer-{n}")).expect("a label"),
+                generation: 1,
+                removed: false,
+                revision: 0,
+                store: StoreId([1; 16]),
+                addresses: vec![],
+                public_key: PublicKey([1; 32]),
+                witness: false,
+                can_admit: true,
+            };
+            mine.merge(SignedEntry::sign(entry.clone(), &ca).expect("sane"));
+            entry.revision = u64::from(n == 7);
+            if n != 9 {
+                theirs.merge(SignedEntry::sign(entry, &ca).expect("sane"));
+            }
+        }
+        let Exchange::Beyond(marks) = Exchange::beyond(&theirs) else { panic!("a question") };
+        let answer = Exchange::answer(&mine, &marks).expect("readable");
+        let [Exchange::Lines { lines, more: false }] = &answer[..] else { panic!("{answer:?}") };
+        let names: Vec<_> = lines.iter().filter_map(SignedEntry::claimed_name).collect();
+        assert_eq!(names, [7, 9].map(|n| PeerName::new(&format!("peer-{n}")).expect("a label")));
+        assert_eq!(Exchange::answer(&theirs, &marks), Some(vec![]), "nothing to send");
+        assert_eq!(Exchange::answer(&mine, "AAAA"), None, "three bytes are no mark");
+        assert_eq!(Exchange::answer(&mine, "!"), None);
     }
 
     #[test]

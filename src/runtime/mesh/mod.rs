@@ -5,6 +5,7 @@
 //! members, ten times a second at most for gossip.
 
 mod exchange;
+mod lists;
 mod roster;
 mod task;
 mod view;
@@ -198,7 +199,7 @@ impl Mesh {
             counters,
             notes: mesh.notes.clone(),
             connected: Arc::default(),
-            pulled_at: Instant::default(),
+            lists: Default::default(),
             shown_at: Instant::default(),
             links: (Vec::new(), Instant::default()),
         };

@@ -9,12 +9,13 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::exchange::Exchange;
+use super::lists::{Lists, Offered};
 use super::view::Picture;
 use super::{Counters, Event, MeshConfig, MeshParts, Notes, Roster};
 use crate::base::{Instant, PeerName, Rng, Span};
 use crate::model::report::{LinkSample, View};
 use crate::runtime::gossip::{Facet, Gossip, Heard};
-use crate::runtime::members::{MemberList, Members, SignedEntry};
+use crate::runtime::members::{MemberList, Members};
 
 /// Between looks at the clock, and the shortest time between two views for gossip's sake.
 const TICK: Duration = Duration::from_millis(100);
@@ -22,8 +23,6 @@ const TICK: Duration = Duration::from_millis(100);
 const MEMBERS_PER_TICK: usize = 16;
 /// Events taken before the view is shown.
 const BURST_MAX: usize = 64;
-/// Between questions for a member list.
-const PULL_EVERY: Span = Span::millis(500);
 /// Between look-ups of host names.
 const RESOLVE_EVERY: Duration = Duration::from_secs(60);
 
@@ -59,7 +58,7 @@ pub(super) struct Task {
     pub(super) counters: Arc<Counters>,
     pub(super) notes: Notes,
     pub(super) connected: Arc<BTreeSet<PeerName>>,
-    pub(super) pulled_at: Instant,
+    pub(super) lists: Lists,
     /// Links as last published, and when.
     pub(super) links: (Vec<LinkSample>, Instant),
     pub(super) rng: Rng,
@@ -94,12 +93,13 @@ impl Task {
                     true
                 }
                 Some(event) = inbox.recv() => {
-                    let mut at_once = self.event(event).await;
+                    let mut at_once = self.event(event);
                     // A burst of flashes shall cost one view, not one each.
                     for _ in 0..BURST_MAX {
                         let Ok(event) = inbox.try_recv() else { break };
-                        at_once |= self.event(event).await;
+                        at_once |= self.event(event);
                     }
+                    self.take_offers().await;
                     at_once
                 }
                 Some(news) = heard.recv() => { self.note(&news); self.hear(news); false }
@@ -109,7 +109,7 @@ impl Task {
                     false
                 }
                 _ = links_tick.tick() => { self.publish_links(); false }
-                _ = tick.tick() => { self.pull(); self.view_due() }
+                _ = tick.tick() => { self.say_hash(); self.ask(); self.view_due() }
             };
             if at_once {
                 self.show();
@@ -117,7 +117,7 @@ impl Task {
         }
     }
 
-    fn now(&self) -> Instant {
+    pub(super) fn now(&self) -> Instant {
         (self.parts.now)().mono
     }
 
@@ -136,55 +136,32 @@ impl Task {
         }
     }
 
-    /// Sends what is new to everybody linked, and tells gossip and the transport who belongs.
-    fn members_changed(&mut self) {
-        let before = std::mem::replace(&mut self.list, self.parts.members.list());
-        let new: Vec<SignedEntry> = self
-            .list
-            .lines_after(None)
-            .filter(|line| line.entry().is_some_and(|e| before.line(&e.name) != Some(*line)))
-            .cloned()
-            .collect();
-        for page in Exchange::push(new) {
-            let bytes = page.write();
-            for peer in self.connected.iter() {
-                // Whoever misses it sees another hash than its own, and asks.
-                self.parts.link.send_gossip(peer, bytes.clone());
-            }
-        }
-        let now = self.now();
-        self.picture.set_members(&self.list, now);
-        let others = self.list.members().map(|e| e.name.clone()).filter(|name| *name != self.me);
-        self.parts.link.set_members(others.collect());
-        if let Err(e) = self.gossip.publish(&Facet::Members(self.list.hash())) {
-            tracing::error!("the member list's hash was not published: {e}");
-        }
-        if self.list.entry(&self.me).is_some_and(|e| e.removed) {
-            tracing::error!("this peer was removed from the mesh: the others refuse it");
-        }
-    }
-
     fn connected_changed(&mut self, connected: Arc<BTreeSet<PeerName>>) {
         let now = self.now();
         self.picture.set_connected(&connected, now);
-        for stranger in connected.iter().filter(|name| self.list.entry(name).is_none()) {
-            // It proved by its certificate that it was admitted: its own list will tell by whom.
-            self.parts.link.send_gossip(stranger, Exchange::Pull(None).write());
+        let before = std::mem::replace(&mut self.connected, connected.clone());
+        for peer in connected.difference(&before) {
+            self.greet(peer);
         }
-        self.connected = connected;
         self.gossip.hurry();
     }
 
     /// True if the view should be shown at once.
-    async fn event(&mut self, event: Event) -> bool {
+    fn event(&mut self, event: Event) -> bool {
         match event {
             Event::Exchange(from, Exchange::Pull(after)) => {
                 let page = Exchange::page(&self.list, after.as_ref());
                 self.parts.link.send_gossip(&from, page.write());
                 false
             }
+            Event::Exchange(from, Exchange::Beyond(marks)) => {
+                for page in Exchange::answer(&self.list, &marks).unwrap_or_default() {
+                    self.parts.link.send_gossip(&from, page.write());
+                }
+                false
+            }
             Event::Exchange(from, Exchange::Lines { lines, more }) => {
-                self.offer(from, lines, more).await;
+                self.lists.offers.push(Offered { from, lines, more });
                 false
             }
             Event::Flash(origin, flash) => {
@@ -200,27 +177,6 @@ impl Task {
                 self.hear(vec![Heard { peer: self.me.clone(), generation: 0, facet: *facet }]);
                 false
             }
-        }
-    }
-
-    /// Takes lines of another peer; the disk is waited for elsewhere.
-    async fn offer(&mut self, from: PeerName, lines: Vec<SignedEntry>, more: bool) {
-        let members = self.parts.members.clone();
-        let offered = tokio::task::spawn_blocking(move || {
-            let last = lines.last().and_then(SignedEntry::claimed_name);
-            (members.offer(lines), last)
-        });
-        match offered.await {
-            Ok((Ok(offer), last)) => {
-                self.counters.lines_taken.fetch_add(offer.taken.len() as u64, Ordering::Relaxed);
-                self.counters.lines_refused.fetch_add(offer.refused as u64, Ordering::Relaxed);
-                // A page of nothing but refused lines ends the exchange: it could go on for ever.
-                if let (true, Some(last), true) = (more, last, offer.refused == 0) {
-                    self.parts.link.send_gossip(&from, Exchange::Pull(Some(last)).write());
-                }
-            }
-            Ok((Err(e), _)) => tracing::error!("member lines not taken: {e}"),
-            Err(e) => tracing::error!("member lines not taken: {e}"),
         }
     }
 
@@ -243,31 +199,29 @@ impl Task {
         }
     }
 
-    /// Asks one of the peers whose list differs for its lines.
-    fn pull(&mut self) {
+    /// Gossips those links that changed in a way that matters, and each after ten intervals anyway.
+    ///
+    /// All links of all peers are as many as the square of the mesh, and everybody holds them: a link that is as it
+    /// was is not said again, and in a larger mesh each speaks of its links less often.
+    fn publish_links(&mut self) {
         let now = self.now();
-        if now.since(self.pulled_at) < PULL_EVERY {
+        let pause = Span::from(self.config.links_every).scale((self.list.len() as u64).max(16), 16);
+        let said = &self.links.0;
+        // What others say of their links decides whether a silent member is lost: a link that ended is news.
+        let ended = said.iter().any(|l| l.direct && !self.connected.contains(&l.to));
+        let wait = if ended { self.config.links_every.into() } else { pause };
+        if !said.is_empty() && now < self.links.1 + wait {
             return;
         }
-        let differing = self.picture.differing(&self.list.hash());
-        if let Some(peer) = self.rng.pick(&differing) {
-            self.pulled_at = now;
-            self.counters.pulls.fetch_add(1, Ordering::Relaxed);
-            self.parts.link.send_gossip(peer, Exchange::Pull(None).write());
+        let again = pause.scale(10, 1).as_millis();
+        let mut links = self.parts.link.links();
+        for link in &mut links {
+            let old = said.binary_search_by(|old| old.to.cmp(&link.to)).ok().map(|at| &said[at]);
+            if let Some(old) = old.filter(|o| !matters(o, link) && link.at.0.saturating_sub(o.at.0) < again) {
+                *link = old.clone();
+            }
         }
-    }
-
-    /// Gossips the links when they changed in a way that matters, or after ten intervals anyway.
-    fn publish_links(&mut self) {
-        let (now, links) = (self.now(), self.parts.link.links());
-        let old = self.links.1 + Span::from(self.config.links_every * 10) < now;
-        let differs =
-            links.len() != self.links.0.len() || links.iter().zip(&self.links.0).any(|(a, b)| matters(a, b));
-        // A page of links is as long as the mesh is large, and everybody gets everybody's: in a larger mesh
-        // each speaks of its links less often, so that the traffic per peer does not grow with the square.
-        let pause = Span::from(self.config.links_every).scale(self.list.members().count() as u64, 16);
-        let soon = !self.links.0.is_empty() && now < self.links.1 + pause;
-        if !(differs || old) || soon || links.is_empty() {
+        if links == *said {
             return;
         }
         let facet = Facet::Links(links.clone());
@@ -279,12 +233,13 @@ impl Task {
     }
 }
 
-/// Two samples of one link differ by more than noise.
+/// Two samples of one link differ by more than noise. A quiet link sends about a packet a second: one that comes
+/// late for want of a processor looks like a loss of a percent or two.
 fn matters(a: &LinkSample, b: &LinkSample) -> bool {
-    let apart = |a: u64, b: u64| a.abs_diff(b) > a.max(b) / 4 + 500;
-    a.to != b.to
-        || a.direct != b.direct
-        || a.bandwidth_at != b.bandwidth_at
-        || apart(a.rtt_us, b.rtt_us)
-        || a.loss_ppm.abs_diff(b.loss_ppm) > 5_000
+    let apart = |a: u64, b: u64, least: u64| a.abs_diff(b) > (a.max(b) / 3).max(least);
+    a.direct != b.direct
+        || a.bandwidth_bps.is_some() != b.bandwidth_bps.is_some()
+        || apart(a.bandwidth_bps.unwrap_or(0), b.bandwidth_bps.unwrap_or(0), 0)
+        || apart(a.rtt_us, b.rtt_us, 500)
+        || apart(a.loss_ppm.into(), b.loss_ppm.into(), 20_000)
 }

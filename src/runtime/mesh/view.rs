@@ -1,10 +1,11 @@
 //! The soft view: reports as they were heard, with their age, and who looks how alive.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use crate::base::{Instant, PeerName, StoreId};
 use crate::core::api::Flash;
-use crate::model::report::{LinkSample, Liveness, MemberView, Report, View};
+use crate::model::report::{LinkSample, Liveness, MemberView, QueueReport, Report, View};
 use crate::runtime::gossip::{Facet, Heard, Sight};
 use crate::runtime::liveness::{Evidence, Rules, Verdict, judge};
 use crate::runtime::members::MemberList;
@@ -13,10 +14,12 @@ use crate::runtime::members::MemberList;
 #[derive(Debug, Clone, Default)]
 struct Soft {
     generation: u64,
-    parts: Option<Report>,
+    /// Shared with the views that were given out: a change copies this one report, once per view.
+    parts: Option<Arc<Report>>,
     links: BTreeMap<usize, Vec<LinkSample>>,
     draining: bool,
-    members_hash: Option<String>,
+    /// Of its member list, and when it was heard.
+    members_hash: Option<(String, Instant)>,
     connected: bool,
     disconnected_at: Option<Instant>,
     suspected_at: Option<Instant>,
@@ -31,7 +34,7 @@ pub struct Picture {
     me: PeerName,
     rules: Rules,
     soft: BTreeMap<PeerName, Soft>,
-    sight: std::sync::Arc<Sight>,
+    sight: Arc<Sight>,
     /// As last shown; a view is large, and is only built anew when this or what was said changed.
     verdict: Verdict,
     changed: bool,
@@ -62,7 +65,7 @@ impl Picture {
     }
 
     /// What gossip sees.
-    pub fn set_sight(&mut self, sight: std::sync::Arc<Sight>) {
+    pub fn set_sight(&mut self, sight: Arc<Sight>) {
         for (name, seen) in sight.iter() {
             // A newer incarnation takes back the goodbye of the old one.
             if let Some(soft) =
@@ -103,7 +106,7 @@ impl Picture {
             soft.links.clear();
         }
         let peer = heard.peer.clone();
-        let report = soft.parts.get_or_insert_with(|| blank(peer, store));
+        let report = Arc::make_mut(soft.parts.get_or_insert_with(|| Arc::new(blank(peer, store))));
         (report.store, report.heard_at) = (store, now);
         match heard.facet {
             Facet::Capacity(v) => report.capacity = Some(v),
@@ -117,9 +120,11 @@ impl Picture {
             Facet::Links(v) => report.links = v,
             Facet::LinksPage(page, v) => {
                 soft.links.insert(page, v);
-                report.links = soft.links.values().flatten().cloned().collect();
+                // While a growing mesh makes more pages of its links, one may stand in two of them for a moment.
+                let all = soft.links.values().flatten().map(|l| (&l.to, l));
+                report.links = all.collect::<BTreeMap<_, _>>().into_values().cloned().collect();
             }
-            Facet::Members(hash) => soft.members_hash = Some(hash),
+            Facet::Members(hash) => soft.members_hash = Some((hash, now)),
             Facet::Data(_) | Facet::Images(_) | Facet::Unknown => {}
         }
     }
@@ -128,7 +133,11 @@ impl Picture {
     pub fn flash(&mut self, origin: &PeerName, flash: &Flash, store: StoreId, now: Instant) -> bool {
         match flash {
             Flash::Capacity { cluster, queue } if cluster == origin => {
-                let facet = Facet::Queue(queue.clone());
+                // A flash carries less than gossip does: the rest stays as it was heard.
+                let parts = self.soft.get(origin).and_then(|s| s.parts.as_ref());
+                let old = parts.and_then(|p| p.queue.clone()).unwrap_or_default();
+                let (waits, gpus_reclaimable) = (old.waits, old.gpus_reclaimable);
+                let facet = Facet::Queue(QueueReport { waits, gpus_reclaimable, ..queue.clone() });
                 if facet.write().is_err() {
                     return false;
                 }
@@ -154,9 +163,9 @@ impl Picture {
         true
     }
 
-    /// Peers, seen alive, whose member list differs from this hash.
-    pub fn differing(&self, hash: &str) -> Vec<PeerName> {
-        let differs = |s: &Soft| s.members_hash.as_deref().is_some_and(|h| h != hash);
+    /// Peers whose member list differs from this hash, by what was heard of them since then.
+    pub fn differing(&self, hash: &str, since: Instant) -> Vec<PeerName> {
+        let differs = |s: &Soft| s.members_hash.as_ref().is_some_and(|(h, at)| h != hash && *at >= since);
         self.soft.iter().filter(|(n, s)| **n != self.me && differs(s)).map(|(n, _)| n.clone()).collect()
     }
 

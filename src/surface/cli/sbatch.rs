@@ -36,8 +36,17 @@ const REFUSED: &[(&str, &str)] = &[
 ];
 
 /// Options that only Slurm understands, and that a job cannot do without.
-const NEEDS_SLURM: &[&str] =
-    &["constraint", "nodelist", "exclude", "reservation", "licenses", "gpus-per-socket", "bb", "bbf", "switches"];
+const NEEDS_SLURM: &[&str] = &[
+    "constraint",
+    "nodelist",
+    "exclude",
+    "reservation",
+    "licenses",
+    "gpus-per-socket",
+    "bb",
+    "bbf",
+    "switches",
+];
 
 /// Options that are handled by Starling in its own way, with what it does.
 const OWN_WAY: &[(&str, &str)] = &[
@@ -47,7 +56,10 @@ const OWN_WAY: &[(&str, &str)] = &[
     ("input", "it reads nothing from standard input"),
     ("comment", "the comment carries Starling's own tag"),
     ("requeue", "Starling runs it again itself where a cluster is lost; Slurm does not requeue it"),
-    ("no-requeue", "Starling runs it again where a cluster is lost; to forbid it: on_lost_contact: {grace: never}"),
+    (
+        "no-requeue",
+        "Starling runs it again where a cluster is lost; to forbid it: on_lost_contact: {grace: never}",
+    ),
     ("wait", "use starling submit --wait"),
     ("parsable", "use --json"),
     ("quiet", "it means nothing here"),
@@ -55,15 +67,32 @@ const OWN_WAY: &[(&str, &str)] = &[
     ("get-user-env", "the login environment is the peer's, not a user's"),
     ("export-file", "give variables with --export=NAME=VALUE"),
     ("kill-on-invalid-dep", "it means nothing here"),
-    ("nice", "at a Slurm cluster it holds among Slurm's own jobs; for the mesh give a priority in a job file"),
+    (
+        "nice",
+        "at a Slurm cluster it holds among Slurm's own jobs; for the mesh give a priority in a job file",
+    ),
     ("uid", "it runs as the peer's user"),
     ("gid", "it runs as the peer's user"),
 ];
 
 /// Options that are read here.
 const READ: &[&str] = &[
-    "job-name", "nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gres", "gpus", "gpus-per-node",
-    "gpus-per-task", "mem", "mem-per-cpu", "mem-per-gpu", "time", "chdir", "signal", "export",
+    "job-name",
+    "nodes",
+    "ntasks",
+    "ntasks-per-node",
+    "cpus-per-task",
+    "gres",
+    "gpus",
+    "gpus-per-node",
+    "gpus-per-task",
+    "mem",
+    "mem-per-cpu",
+    "mem-per-gpu",
+    "time",
+    "chdir",
+    "signal",
+    "export",
 ];
 
 struct Asked<'a> {
@@ -109,7 +138,10 @@ pub fn convert(text: &str, folder: &Path) -> Result<Converted, Vec<String>> {
         } else if NEEDS_SLURM.contains(&d.name.as_str()) {
             notes.push(format!("line {}: --{shown} is Slurm's: the job runs on Slurm clusters only", d.line));
         } else if !READ.contains(&d.name.as_str()) {
-            notes.push(format!("line {}: --{shown} holds on Slurm clusters and means nothing elsewhere", d.line));
+            notes.push(format!(
+                "line {}: --{shown} holds on Slurm clusters and means nothing elsewhere",
+                d.line
+            ));
         }
     }
     let asked = Asked { by_name: directives.iter().map(|d| (d.name.as_str(), d)).collect() };
@@ -134,7 +166,9 @@ fn interpreter(text: &str) -> Result<Vec<String>, String> {
     let flags: Vec<&str> = words.iter().copied().filter(|w| w.starts_with('-') && *w != "-S").collect();
     if !flags.is_empty() {
         let flags = flags.join(" ");
-        return Err(format!("line 1: {flags}: options of the interpreter are not taken: set them in the script"));
+        return Err(format!(
+            "line 1: {flags}: options of the interpreter are not taken: set them in the script"
+        ));
     }
     Ok(vec![program.unwrap_or_default().to_owned()])
 }
@@ -208,7 +242,10 @@ fn document(
     }
     let workdir = asked.text("chdir").map_or_else(|| folder.to_owned(), |d| folder.join(d));
     if asked.text("chdir").is_none() {
-        notes.push(format!("it starts in {}, which must be there at the cluster (--chdir)", workdir.display()));
+        notes.push(format!(
+            "it starts in {}, which must be there at the cluster (--chdir)",
+            workdir.display()
+        ));
     }
     job.insert("workdir".into(), json!(workdir.display().to_string()));
     let env = exported(asked, notes);
@@ -216,14 +253,20 @@ fn document(
         job.insert("env".into(), Value::Object(env));
     }
     if let Some(d) = asked.by_name.get("signal") {
-        notes.push(format!("line {}: --signal={} holds on Slurm clusters; elsewhere it is SIGTERM", d.line, d.value));
+        notes.push(format!(
+            "line {}: --signal={} holds on Slurm clusters; elsewhere it is SIGTERM",
+            d.line, d.value
+        ));
     }
-    let steps = text.lines().any(|l| !l.trim_start().starts_with('#') && l.split_whitespace().any(|w| w == "srun"));
+    let steps =
+        text.lines().any(|l| !l.trim_start().starts_with('#') && l.split_whitespace().any(|w| w == "srun"));
     let needs = asked.by_name.keys().any(|name| NEEDS_SLURM.contains(name));
     if steps || needs || nodes > 1 {
         job.insert("placement".into(), json!({ "labels": { "scheduler": "slurm" } }));
         if !needs {
-            notes.push("it starts steps with srun, or has several nodes: it runs on Slurm clusters only".into());
+            notes.push(
+                "it starts steps with srun, or has several nodes: it runs on Slurm clusters only".into(),
+            );
         }
     }
     if nodes > 1 {
@@ -271,7 +314,10 @@ fn exported(asked: &Asked<'_>, notes: &mut Vec<String>) -> Map<String, Value> {
             }
             None if ["ALL", "NONE", "NIL"].contains(&item) => {
                 if item == "ALL" {
-                    notes.push(format!("line {}: --export=ALL: only variables that are named are sent", d.line));
+                    notes.push(format!(
+                        "line {}: --export=ALL: only variables that are named are sent",
+                        d.line
+                    ));
                 }
             }
             None => match std::env::var(item) {
@@ -320,9 +366,12 @@ mod tests {
 
     #[test]
     fn what_would_change_it_is_refused_line_by_line() {
-        let text = "#!/bin/bash\n#SBATCH --array=1-9\n#SBATCH -d afterok:7 --time=soon\n#SBATCH -N x -Z\ntrue\n";
+        let text =
+            "#!/bin/bash\n#SBATCH --array=1-9\n#SBATCH -d afterok:7 --time=soon\n#SBATCH -N x -Z\ntrue\n";
         let wrong = convert(text, Path::new("/w")).expect_err("refused");
-        for part in ["line 2: --array=1-9", "line 3: --dependency", "line 3: --time=soon", "line 4: --nodes=x", "-Z"] {
+        for part in
+            ["line 2: --array=1-9", "line 3: --dependency", "line 3: --time=soon", "line 4: --nodes=x", "-Z"]
+        {
             assert!(wrong.iter().any(|w| w.contains(part)), "{part}: {wrong:?}");
         }
         assert!(convert("#!/usr/bin/perl\nprint 1\n", Path::new("/w")).is_err());

@@ -128,7 +128,11 @@ fn cluster(job: &JobDocument) -> String {
     job.cluster.as_ref().or(last).map_or_else(|| "(none)".into(), ToString::to_string)
 }
 
-async fn jobs(asking: &Asking, ids: Option<&str>, tenant: Option<&str>) -> Result<Vec<JobDocument>, super::Failure> {
+async fn jobs(
+    asking: &Asking,
+    ids: Option<&str>,
+    tenant: Option<&str>,
+) -> Result<Vec<JobDocument>, super::Failure> {
     if let Some(ids) = ids {
         let mut found = Vec::new();
         for id in ids.split(',').filter(|i| !i.is_empty()) {
@@ -157,8 +161,11 @@ async fn squeue(asking: &Asking, args: SqueueArgs) -> CommandResult {
     if let Some(wanted) = &args.partition {
         all.retain(|job| cluster(job) == *wanted);
     }
-    let headings: &[&str] =
-        if args.noheader { &[] } else { &["JOBID", "PARTITION", "NAME", "USER", "STATE", "TIME", "NODES", "REASON"] };
+    let headings: &[&str] = if args.noheader {
+        &[]
+    } else {
+        &["JOBID", "PARTITION", "NAME", "USER", "STATE", "TIME", "NODES", "REASON"]
+    };
     let mut table = Table::new(Style { colour: false }, headings);
     for job in &all {
         let reason: String = plain(&job.reason).chars().take(60).collect();
@@ -187,11 +194,13 @@ async fn sinfo(asking: &Asking, args: SinfoArgs) -> CommandResult {
     );
     for c in list.clusters.iter().filter(|c| !c.witness) {
         let avail = if c.liveness == "alive" && !c.draining && c.closed.is_none() { "up" } else { "down" };
-        let state = c.closed.clone().unwrap_or_else(|| {
-            if c.draining { "drain".into() } else { c.liveness.clone() }
-        });
+        let state =
+            c.closed.clone().unwrap_or_else(|| if c.draining { "drain".into() } else { c.liveness.clone() });
         for group in &c.nodes {
-            let gres = group.gpu_model.as_ref().map_or_else(|| "(null)".into(), |m| format!("gpu:{m}:{}", group.gpus));
+            let gres = group
+                .gpu_model
+                .as_ref()
+                .map_or_else(|| "(null)".into(), |m| format!("gpu:{m}:{}", group.gpus));
             let free = group.gpu_model.as_ref().and_then(|m| c.gpus.get(m)).map_or(0, |g| g.free);
             table.row([
                 c.name.to_string(),

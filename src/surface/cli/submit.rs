@@ -56,7 +56,11 @@ fn converted(file: &Path, script: &[u8]) -> Result<Vec<u8>, Failure> {
             for line in &wrong {
                 eprintln!("starling: {}: {line}", file.display());
             }
-            let text = format!("{}: {} line(s) cannot be carried over; nothing was submitted", file.display(), wrong.len());
+            let text = format!(
+                "{}: {} line(s) cannot be carried over; nothing was submitted",
+                file.display(),
+                wrong.len()
+            );
             Err(Failure::usage(text, "take them out, or write a job file: docs/reference/spec.md"))
         }
     }

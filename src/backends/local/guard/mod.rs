@@ -26,7 +26,9 @@ use self::logs::{RotatingFile, Stream};
 use self::remote::{Asker, What};
 use self::signals::Signals;
 use super::cgroup::Cgroup;
-use super::files::{AttemptDir, Ended, GuardSpec, Guarded, Lease, Started, Stop, lease_path, poke, read_json};
+use super::files::{
+    AttemptDir, Ended, GuardSpec, Guarded, Lease, Started, Stop, lease_path, poke, read_json,
+};
 use super::{clock, container, processes};
 use crate::base::{Instant, Span, WallTime};
 use crate::core::api::StopReason;

@@ -1,0 +1,84 @@
+//! A small trace, generated: what must hold for the large ones, in seconds.
+
+use super::load::{Site, gang, generate, read};
+use super::mesh::Setting;
+use super::rivals::Rival;
+use super::{Net, one};
+use crate::world::RttMatrix;
+use starling::base::{Rng, Span};
+
+fn setting(seed: u64) -> Setting {
+    Setting { replicas: 1, claims: 3, seed, trace: false }
+}
+
+/// Starling keeps up with a scheduler that knows everything at once; without the mesh users wait.
+#[test]
+fn a_small_trace_is_placed_as_well_as_from_a_centre() {
+    let mut trace = generate(3, 500, &[4, 3, 2, 2, 1, 1]);
+    trace.scale(0.85).expect("jobs");
+    let net = Net::new(RttMatrix::generated(&mut Rng::new(3), 6), 6);
+    let row = |who| one(&trace, &net, who, setting(3)).expect("all jobs end");
+    let (central, isolated, starling) = (row(Some(Rival::Central)), row(Some(Rival::Isolated)), row(None));
+    assert_eq!(starling.jobs, 500);
+    assert!(central.wait > 1.0, "nobody waits: nothing is compared");
+    assert!(
+        starling.completion <= 1.10 * central.completion,
+        "{} of {}",
+        starling.completion,
+        central.completion
+    );
+    assert!(
+        isolated.completion > 1.2 * starling.completion,
+        "{} of {}",
+        isolated.completion,
+        starling.completion
+    );
+    // The same seed is the same run.
+    let again = row(None);
+    assert_eq!(
+        (again.events, again.messages, again.completion),
+        (starling.events, starling.messages, starling.completion)
+    );
+}
+
+#[test]
+fn tables_are_read_by_the_names_of_their_columns() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (jobs, nodes) = (folder.path().join("jobs.csv"), folder.path().join("nodes.csv"));
+    std::fs::write(&nodes, "gpus_per_node,cluster,nodes\n4,a,2\n,b,1\n").expect("written");
+    let text = "vc,gpu_num,submit_time,user,duration\n\
+                b,2,2020-10-02 00:00:10,x,60.5\n\
+                a,1,2020-10-02 00:00:00,y,30\n\
+                a,1,2020-12-02 00:00:00,y,30\n\
+                gone,1,2020-10-02 00:00:00,y,30\n\
+                a,64,2020-10-02 00:00:00,y,30\n\
+                a,1,yesterday,y,30\n";
+    std::fs::write(&jobs, text).expect("written");
+    let mut trace = read(&jobs, &nodes, &vec![10, 11]).expect("a trace");
+    assert_eq!(trace.sites[1], Site { name: "b".into(), nodes: 1, gpus: 8 });
+    assert_eq!(trace.jobs.len(), 2);
+    assert_eq!(trace.left_out.values().sum::<usize>(), 4, "{:?}", trace.left_out);
+    trace.scale(0.5).expect("jobs");
+    assert_eq!((trace.jobs[0].home, trace.jobs[0].runs), (0, Span::secs(30)));
+    // (30 + 121) GPU seconds over 16 GPUs and 10 s.
+    assert!((trace.load_found - 151.0 / 160.0).abs() < 1e-9);
+    let apart = trace.jobs[1].at.since(trace.jobs[0].at).as_secs_f64();
+    assert!((apart - 10.0 * trace.load_found / 0.5).abs() < 1e-3, "{apart}");
+    std::fs::write(&jobs, "vc,duration,gpus\na,1,1\n").expect("written");
+    let wrong = read(&jobs, &nodes, &vec![]).expect_err("no time");
+    assert!(wrong.contains("timestamp"), "{wrong}");
+}
+
+#[test]
+fn clusters_are_cut_into_whole_nodes_and_every_job_still_fits() {
+    let mut trace = generate(1, 300, &[16, 8, 3, 1]);
+    let before = trace.sites.iter().map(|s| s.nodes).sum::<u32>();
+    trace.cut(10).expect("28 nodes");
+    assert_eq!(trace.sites.len(), 10);
+    assert_eq!(trace.sites.iter().map(|s| s.nodes).sum::<u32>(), before);
+    assert!(trace.sites.iter().all(|s| s.nodes >= 1));
+    assert_eq!(trace.jobs.len(), 300);
+    assert!(trace.jobs.iter().all(|j| trace.sites[j.home].fits(j)));
+    assert!(trace.cut(29).is_err());
+    assert_eq!((gang(1), gang(8), gang(12), gang(32)), ((1, 1), (1, 8), (2, 6), (4, 8)));
+}
