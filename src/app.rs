@@ -123,6 +123,10 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
         tracing::info!("{note}");
     }
     let nodes = if settings.witness { Vec::new() } else { found.nodes.clone() };
+    let mut schedule = settings.schedule.clone();
+    for (group, topology) in backend.topologies() {
+        schedule.topologies.entry(group).or_insert(topology);
+    }
     let core_config = CoreConfig {
         name: name.clone(),
         store: store.id(),
@@ -138,7 +142,7 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
         retain: settings.retain,
         retain_jobs: settings.retain_jobs,
         nodes: nodes.clone(),
-        schedule: settings.schedule.clone(),
+        schedule,
         runs_images: found.container_runtime.is_some(),
         pace: Pace::default(),
         seed,

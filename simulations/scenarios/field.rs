@@ -7,12 +7,13 @@ use std::sync::Arc;
 use starling::base::units::{Bytes, MilliCpu};
 use starling::base::{Instant, JobId, PeerName, Span, StoreId, WallTime};
 use starling::core::api::{AttemptKey, Pace, StopReason};
+use starling::core::message::SPEAKS;
 use starling::core::{
     BackendCommand, BackendEvent, ClientRequest, ClientResponse, CoreConfig, DiskImage, Input, Message, Now,
     Output, Peer,
 };
 use starling::model::report::{
-    CapacityReport, ContactReport, HealthReport, Liveness, MemberView, QueueReport, View,
+    BuildReport, CapacityReport, ContactReport, HealthReport, Liveness, MemberView, QueueReport, View,
 };
 use starling::model::spec::JobSpec;
 use starling::model::spec_input::parse_spec;
@@ -141,6 +142,7 @@ impl Field {
                 retain: Span::secs(86_400),
                 retain_jobs: 10_000,
                 nodes: nodes.clone(),
+                schedule: Default::default(),
                 runs_images: false,
                 pace: Pace::default(),
                 seed: i as u64 + 1,
@@ -323,7 +325,7 @@ impl Field {
                 queue,
                 contact: seat.soft.1.clone(),
                 health: Some(HealthReport { boot: 1, ..HealthReport::default() }),
-                build: None,
+                build: Some(BuildReport { version: String::new(), wire: SPEAKS }),
                 links: Vec::new(),
                 heard_at: seat.heard,
             };
@@ -451,7 +453,11 @@ impl Field {
 
 /// What a cluster that takes nothing says to a claim.
 fn refusal(message: &Message) -> Option<Message> {
-    let Message::Claim(claim) = message else { return None };
+    let claim = match message {
+        Message::Claim(claim) => claim,
+        Message::ClaimWith { claim, .. } => claim,
+        _ => return None,
+    };
     let refused = Some("takes nothing today".to_owned());
     Some(Message::ClaimState { job: claim.birth.id(), epoch: claim.epoch, ahead: 0, refused })
 }

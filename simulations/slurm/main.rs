@@ -43,6 +43,7 @@ const SCENARIOS: &[Scenario] = &scenarios![
     mesh::an_sbatch_file_runs_as_it_is,
     mesh::slurms_own_ends_are_told_apart,
     mesh::the_controller_is_killed_in_the_middle,
+    mesh::what_a_killed_controller_forgot_never_runs_twice,
     mesh::the_peer_is_killed_in_the_middle,
     mesh::a_peer_that_stays_away_loses_its_job_in_time,
 ];

@@ -180,7 +180,13 @@ pub fn the_controller_is_killed_in_the_middle(ground: &mut Ground) {
         "all run",
         || if lines(&starts).len() == 4 { Ok(()) } else { Err(format!("{:?}", lines(&starts))) },
     );
-    // Slurm saves its state lazily: what it acknowledged a moment ago it may forget.
+    // Slurm saves its state lazily; what it had not saved is the next scenario.
+    let state = a.dir.join("state/job_state");
+    let now = std::time::SystemTime::now();
+    until("Slurm has saved that they run", || match fs::metadata(&state).and_then(|m| m.modified()) {
+        Ok(at) if at > now => Ok(()),
+        other => Err(format!("{other:?}")),
+    });
     a.kill_controller();
     until("the view says why nothing is taken", || {
         let cluster = mesh.beta.cluster("alpha")?;
@@ -244,6 +250,54 @@ pub fn the_peer_is_killed_in_the_middle(ground: &mut Ground) {
         assert_eq!(of_attempts(&done, "epoch").len(), 1, "{done:#}");
     }
     assert_eq!(lines(&starts).len(), 5, "each once: {:?}", lines(&starts));
+}
+
+/// Killed a moment after they began: Slurm has forgotten some, and takes others for never started, starts them
+/// again, kills the rest as orphans. Whatever it does, no attempt runs beside another of its job.
+pub fn what_a_killed_controller_forgot_never_runs_twice(ground: &mut Ground) {
+    let folder = ground.folder("forgot");
+    let (mesh, a, _) = ground.mesh();
+    let loc = mesh.loc.state.clone();
+    let go = folder.join("go");
+    let jobs: Vec<_> = (0..4)
+        .map(|n| {
+            let beats = folder.join(format!("beats-{n}"));
+            let text = format!(
+                "name: forgot\nplacement: {{clusters: [alpha]}}\non_lost_contact: {{grace: 8s}}\nrun: |\n  \
+                 while [ ! -f {} ]; do echo \"$STARLING_EPOCH $$ $(cut -d' ' -f1 /proc/uptime)\" >> {}; sleep 0.05; done\n",
+                go.display(),
+                beats.display()
+            );
+            (submit(&loc, &text), beats)
+        })
+        .collect();
+    until("all run", || match jobs.iter().filter(|(_, beats)| lines(beats).is_empty()).count() {
+        0 => Ok(()),
+        n => Err(format!("{n} do not")),
+    });
+    a.kill_controller();
+    std::thread::sleep(Duration::from_secs(1));
+    a.start_controller();
+    a.wait_controller();
+    // Longer than a lease and two lists: whatever is to be run again has been.
+    std::thread::sleep(Duration::from_secs(15));
+    fs::write(&go, "").expect("go");
+    for (id, beats) in &jobs {
+        succeeded(&loc, id);
+        let mut runs: Vec<(String, f64, f64)> = Vec::new();
+        for line in lines(beats) {
+            let (who, at) = line.rsplit_once(' ').expect("three words");
+            let at: f64 = at.parse().expect("a time");
+            match runs.iter_mut().find(|(known, ..)| known == who) {
+                Some((_, _, last)) => *last = at,
+                None => runs.push((who.to_owned(), at, at)),
+            }
+        }
+        for pair in runs.windows(2) {
+            assert!(pair[0].2 < pair[1].1, "{id}: two at once: {runs:?}");
+        }
+    }
+    a.wait_nodes(usize::from(NODES));
 }
 
 /// The guard on the node ends the attempt within its grace, and only then does it run elsewhere.

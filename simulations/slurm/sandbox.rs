@@ -86,7 +86,6 @@ impl Drop for Munge {
 pub struct Cluster {
     pub name: &'static str,
     pub dir: PathBuf,
-    nodes: u16,
     controller: Option<Child>,
     daemons: Vec<Option<Child>>,
 }
@@ -97,7 +96,7 @@ impl Cluster {
         let dir = root.join(name);
         let ports = free_ports(nodes + 1);
         write_conf(&dir, munge, name, nodes, ports, more);
-        let mut cluster = Self { name, dir, nodes, controller: None, daemons: Vec::new() };
+        let mut cluster = Self { name, dir, controller: None, daemons: Vec::new() };
         cluster.start_controller();
         cluster.daemons = (1..=nodes).map(|n| Some(cluster.node_daemon(n))).collect();
         cluster.wait_nodes(usize::from(nodes));
@@ -182,7 +181,6 @@ impl Drop for Cluster {
             let _ = child.kill();
             let _ = child.wait();
         }
-        let _ = self.nodes;
     }
 }
 

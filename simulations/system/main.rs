@@ -7,6 +7,7 @@ mod faults;
 mod harness;
 mod mesh;
 mod one_peer;
+mod preempt;
 mod relay;
 mod strangers;
 mod three_peers;

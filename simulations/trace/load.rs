@@ -18,6 +18,8 @@ pub struct Job {
     pub runs: Span,
     pub nodes: u32,
     pub gpus: u32,
+    /// The longest run that its user stated, if any.
+    pub limit: Option<Span>,
     /// The cluster that its user has.
     pub home: usize,
 }
@@ -135,7 +137,8 @@ pub fn read(jobs: &Path, nodes: &Path, months: &Months) -> Result<Trace, String>
             let runs = row[1].parse::<f64>().ok().filter(|s| *s > 0.0 && *s < 1e9).ok_or("no duration")?;
             let gpus = row[2].parse::<f64>().ok().filter(|n| *n >= 1.0 && *n <= 1e5).ok_or("no GPUs")?;
             let (nodes, gpus) = gang(gpus as u32);
-            let job = Job { at: Instant(at), runs: Span((runs * 1e6) as u64), nodes, gpus, home };
+            let job =
+                Job { at: Instant(at), runs: Span((runs * 1e6) as u64), nodes, gpus, limit: None, home };
             if sites.iter().any(|site| site.fits(&job)) { Ok(job) } else { Err("larger than any cluster") }
         })();
         match taken {
@@ -199,7 +202,14 @@ pub fn generate(seed: u64, jobs: usize, nodes: &[u32]) -> Trace {
         };
         let runs = (1_400.0 * (1.8 * normal(&mut rng)).exp()).clamp(1.0, 400_000.0);
         let (nodes, gpus) = gang(wanted);
-        let job = Job { at: Instant((at * 1e6) as u64), runs: Span((runs * 1e6) as u64), nodes, gpus, home };
+        let job = Job {
+            at: Instant((at * 1e6) as u64),
+            runs: Span((runs * 1e6) as u64),
+            nodes,
+            gpus,
+            limit: None,
+            home,
+        };
         if sites[home].fits(&job) {
             out.push(job);
         }
@@ -207,7 +217,26 @@ pub fn generate(seed: u64, jobs: usize, nodes: &[u32]) -> Trace {
     Trace { sites, jobs: out, left_out: BTreeMap::new(), load_found: 0.0 }
 }
 
+/// What users state as the longest run of a job, so that short ones can be let through in front of what waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Limits {
+    /// Nothing, as in the traces.
+    #[default]
+    None,
+    /// The next of 1 h, 4 h, 12 h, 1 d, 3 d, 7 d, ..., as clusters have partitions.
+    Classes,
+}
+
+const CLASSES_H: [u64; 8] = [1, 4, 12, 24, 72, 168, 720, 2_400];
+
 impl Trace {
+    pub fn state_limits(&mut self, limits: Limits) {
+        for job in &mut self.jobs {
+            let class = CLASSES_H.iter().map(|h| Span::secs(h * 3_600)).find(|class| *class > job.runs);
+            job.limit = class.filter(|_| limits == Limits::Classes);
+        }
+    }
+
     /// Takes the first jobs only and, so that they still meet each other, as large a share of every cluster's nodes
     /// (but all that its own jobs need).
     pub fn limit(&mut self, limit: usize) {

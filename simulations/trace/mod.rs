@@ -25,7 +25,7 @@ use rivals::Rival;
 
 pub const USAGE: &str =
     "simulate trace [--jobs FILE --nodes FILE] [--months 10,11|all] [--rtt FILE] [--load 0.9] [--clusters N]
-               [--limit N] [--only NAME,NAME] [--seed S] [--seeds N] [--replicas 1|3|5] [--claims N]
+               [--limit N] [--limits none|classes] [--only NAME,NAME] [--seed S] [--seeds N] [--replicas 1|3|5] [--claims N]
                [--svg FILE] [--trace] [--json]";
 
 /// Messages between clusters take as long as between regions of a table of round trips.
@@ -62,6 +62,7 @@ struct Ask {
     svg: Option<PathBuf>,
     trace: bool,
     json: bool,
+    limits: load::Limits,
 }
 
 fn read(args: &[String]) -> Result<Ask, String> {
@@ -81,6 +82,7 @@ fn read(args: &[String]) -> Result<Ask, String> {
         svg: None,
         trace: false,
         json: false,
+        limits: load::Limits::None,
     };
     let mut args = args.iter();
     while let Some(name) = args.next() {
@@ -107,6 +109,13 @@ fn read(args: &[String]) -> Result<Ask, String> {
             "--load" => {
                 let load = text.parse::<f64>().ok().filter(|l| *l >= 0.01 && *l <= 2.0);
                 ask.load = load.ok_or("--load is 0.01 to 2")?;
+            }
+            "--limits" => {
+                ask.limits = match text.as_str() {
+                    "none" => load::Limits::None,
+                    "classes" => load::Limits::Classes,
+                    _ => return Err("--limits is none or classes".into()),
+                }
             }
             "--clusters" => ask.clusters = Some(whole(1, 1_000)? as usize),
             "--limit" => ask.limit = Some(whole(1, 10_000_000)? as usize),
@@ -146,6 +155,7 @@ fn trace_for(ask: &Ask, seed: u64) -> Result<Trace, String> {
     if let Some(clusters) = ask.clusters {
         trace.cut(clusters)?;
     }
+    trace.state_limits(ask.limits);
     trace.scale(ask.load)?;
     Ok(trace)
 }

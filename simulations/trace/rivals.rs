@@ -1,12 +1,13 @@
-//! The schedulers that Starling is held against, on the same books and with the same order of a queue: a central one
-//! that knows everything at once and whose word costs no time, and others that know as much as they would.
+//! The schedulers that Starling is held against, each with the queue, the books and the backfill of production
+//! (`core::schedule`): a central one that knows everything at once and whose word costs no time, and others that know
+//! as much as they would.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use starling::base::{Instant, PeerName, Rng, Span};
-use starling::core::api::NodeShare;
-use starling::core::books::Books;
 use starling::core::placement;
+use starling::core::schedule::{Config, Decision, Request, Scheduler};
+use starling::model::NodeCapacity;
 use starling::model::report::{QueueReport, View};
 
 use super::agenda::Agenda;
@@ -17,7 +18,7 @@ use super::{Net, shapes};
 /// Who decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rival {
-    /// One queue over all clusters, their books at hand, no delay.
+    /// One queue and one set of books over all nodes of all clusters, no delay. Its gangs may even span clusters.
     Central,
     /// Every job stays in its own cluster.
     Isolated,
@@ -34,6 +35,10 @@ pub enum Rival {
 impl Rival {
     pub const ALL: [Rival; 6] =
         [Self::Central, Self::Isolated, Self::Random, Self::Early, Self::Sparrow, Self::Siblings];
+    /// A job waits at several places at once.
+    fn several(self) -> bool {
+        matches!(self, Self::Sparrow | Self::Siblings)
+    }
     pub fn name(self) -> &'static str {
         match self {
             Self::Central => "central",
@@ -46,8 +51,6 @@ impl Rival {
     }
 }
 
-/// A head that has waited this long lets nobody pass, as in production.
-const STARVES_AFTER: Span = Span::secs(30);
 /// Views are told this often.
 pub const VIEW_EVERY: Span = Span::secs(10);
 
@@ -80,13 +83,6 @@ enum Event {
     },
 }
 
-struct Place {
-    books: Books,
-    line: BTreeSet<(Instant, usize)>,
-    arrived: BTreeMap<usize, Instant>,
-    held: BTreeMap<usize, Vec<NodeShare>>,
-}
-
 struct Sim<'a> {
     trace: &'a Trace,
     net: &'a Net,
@@ -94,10 +90,10 @@ struct Sim<'a> {
     rng: Rng,
     now: Instant,
     agenda: Agenda<Event>,
-    places: Vec<Place>,
-    /// The central queue, and which cluster a job that has waited too long keeps free for itself.
-    line: BTreeSet<(Instant, usize)>,
-    kept: BTreeMap<usize, usize>,
+    /// One per cluster; the central one's is the only one.
+    places: Vec<Scheduler<usize>>,
+    /// Clusters that a job was sent to, where that is more than one.
+    stands: Vec<Vec<usize>>,
     /// Jobs that somebody has been told to start.
     taken: Vec<bool>,
     /// What was told last, and what the deciders have sent since then.
@@ -107,11 +103,10 @@ struct Sim<'a> {
 }
 
 pub fn run(trace: &Trace, net: &Net, rival: Rival, seed: u64) -> Times {
-    let place = |site: &super::load::Site| Place {
-        books: Books::new(&shapes::nodes(site)),
-        line: BTreeSet::new(),
-        arrived: BTreeMap::new(),
-        held: BTreeMap::new(),
+    let scheduler = |nodes: Vec<NodeCapacity>| Scheduler::new(&nodes, Config::default());
+    let places = match rival {
+        Rival::Central => vec![scheduler(trace.sites.iter().flat_map(shapes::nodes).collect())],
+        _ => trace.sites.iter().map(|site| scheduler(shapes::nodes(site))).collect(),
     };
     let mut sim = Sim {
         trace,
@@ -120,9 +115,8 @@ pub fn run(trace: &Trace, net: &Net, rival: Rival, seed: u64) -> Times {
         rng: Rng::new(seed ^ 0x7269_7661_6c00),
         now: Instant(0),
         agenda: Agenda::new(),
-        places: trace.sites.iter().map(place).collect(),
-        line: BTreeSet::new(),
-        kept: BTreeMap::new(),
+        places,
+        stands: vec![Vec::new(); if rival.several() { trace.jobs.len() } else { 0 }],
         taken: vec![false; trace.jobs.len()],
         told: (0, Vec::new()),
         sent: vec![BTreeMap::new(); trace.sites.len()],
@@ -149,62 +143,36 @@ impl Sim<'_> {
     fn handle(&mut self, event: Event) {
         match event {
             Event::Arrives(job) => self.arrives(job),
-            Event::Comes { job, site } => {
-                if !self.taken[job] || self.places[site].arrived.contains_key(&job) {
-                    let now = self.now;
-                    self.places[site].line.insert((now, job));
-                    self.places[site].arrived.insert(job, now);
-                    self.pass(site);
-                } else if !self.several() {
-                    unreachable!("one place only is told of it");
-                }
-            }
+            Event::Comes { job, site } => self.joins(job, site),
             Event::Asks { job, site } => {
                 let yes = !std::mem::replace(&mut self.taken[job], true);
                 let home = self.trace.jobs[job].home;
                 self.later(home, site, Event::Told { job, site, yes });
                 if yes {
-                    for other in (0..self.places.len()).filter(|s| *s != site) {
-                        if self.places[other].arrived.contains_key(&job) {
+                    for other in std::mem::take(&mut self.stands[job]) {
+                        if other != site {
                             self.later(home, other, Event::Gone { job, site: other });
                         }
                     }
                 }
             }
-            Event::Told { job, site, yes: true } => {
-                if let Some(shares) = self.places[site].held.get(&job).cloned() {
-                    self.starts(job, site, shares);
-                }
-            }
+            Event::Told { job, site, yes: true } => self.starts(job, site),
             Event::Told { job, site, yes: false } => {
-                if let Some(shares) = self.places[site].held.remove(&job) {
-                    let need = self.places[site].books.need(&shapes::need(&self.trace.jobs[job]));
-                    self.places[site].books.give(&shares, &need);
-                    self.pass(site);
-                }
+                self.places[site].end(&job, self.now);
+                self.pass(site);
             }
             Event::Gone { job, site } => {
-                let place = &mut self.places[site];
-                if let Some(at) = place.arrived.remove(&job)
-                    && place.line.remove(&(at, job))
-                {
+                if self.places[site].leave(&job) {
                     self.pass(site);
                 }
             }
             Event::Ends { job, site } => {
                 self.times.ended[job] = Some(self.now);
-                if let Some(shares) = self.places[site].held.remove(&job) {
-                    let need = self.places[site].books.need(&shapes::need(&self.trace.jobs[job]));
-                    self.places[site].books.give(&shares, &need);
-                }
-                if self.rival == Rival::Central { self.pass_central() } else { self.pass(site) }
+                self.places[site].ran(self.trace.jobs[job].runs);
+                self.places[site].end(&job, self.now);
+                self.pass(site);
             }
         }
-    }
-
-    /// A job waits at several places at once.
-    fn several(&self) -> bool {
-        matches!(self.rival, Rival::Sparrow | Rival::Siblings)
     }
 
     fn later(&mut self, from: usize, to: usize, event: Event) {
@@ -216,12 +184,9 @@ impl Sim<'_> {
     fn arrives(&mut self, job: usize) {
         let wanted = self.trace.jobs[job];
         let fitting: Vec<usize> =
-            (0..self.places.len()).filter(|&i| self.trace.sites[i].fits(&wanted)).collect();
+            (0..self.trace.sites.len()).filter(|&i| self.trace.sites[i].fits(&wanted)).collect();
         let to = match self.rival {
-            Rival::Central => {
-                self.line.insert((self.now, job));
-                return self.pass_central();
-            }
+            Rival::Central => return self.joins(job, 0),
             // What its own cluster could never run goes where it can: nobody would leave it.
             Rival::Isolated if fitting.contains(&wanted.home) => vec![wanted.home],
             Rival::Isolated | Rival::Random => self.rng.pick(&fitting).copied().into_iter().collect(),
@@ -234,24 +199,29 @@ impl Sim<'_> {
             }
             Rival::Siblings => fitting,
         };
+        if self.rival.several() {
+            self.stands[job].clone_from(&to);
+        }
         for site in to {
             self.later(wanted.home, site, Event::Comes { job, site });
         }
     }
 
     fn tell(&mut self) {
-        let report = |place: &Place| {
-            let waiting = place.line.iter().map(|(_, job)| self.trace.jobs[*job].gpus_total()).sum();
+        let report = |sched: &Scheduler<usize>| {
+            let waiting = sched.in_order(self.now).map(|job| self.trace.jobs[job].gpus_total()).sum();
             let mut queue = QueueReport {
-                queued: place.line.len() as u32,
+                queued: sched.waiting_count() as u32,
                 queued_gpus: waiting,
+                running: sched.running().len() as u32,
+                waits: sched.waits(),
                 ..QueueReport::default()
             };
-            place.books.report(&mut queue);
+            sched.books().report(&mut queue);
             queue
         };
         self.told.1 = self.places.iter().map(report).collect();
-        self.sent = vec![BTreeMap::new(); self.places.len()];
+        self.sent = vec![BTreeMap::new(); self.trace.sites.len()];
     }
 
     /// Production's own choice over a stale view; what this decider has sent since then is deducted.
@@ -271,105 +241,48 @@ impl Sim<'_> {
         (0..self.places.len()).find(|&i| shapes::name(i) == best).unwrap_or(wanted.home)
     }
 
-    fn starts(&mut self, job: usize, site: usize, shares: Vec<NodeShare>) {
-        self.places[site].held.insert(job, shares);
-        self.taken[job] = true;
+    /// The program of a job that holds its share runs.
+    fn starts(&mut self, job: usize, site: usize) {
+        self.places[site].begins(&job, self.now);
         self.times.started[job] = Some(self.now);
         let ends = self.now + self.trace.jobs[job].runs;
         self.agenda.put(ends, Event::Ends { job, site });
     }
 
-    /// One cluster's queue, in production's order: what fits starts; small jobs pass a head that does not fit, until
-    /// it has waited too long.
-    fn pass(&mut self, site: usize) {
-        let mut failed: Vec<(u32, u32)> = Vec::new();
-        let mut found = Vec::new();
-        let place = &mut self.places[site];
-        for (arrived, job) in &place.line {
-            let wanted = &self.trace.jobs[*job];
-            let shape = (wanted.nodes, wanted.gpus);
-            let need = place.books.need(&shapes::need(wanted));
-            let shares = if failed.contains(&shape) { None } else { place.books.fit(wanted.nodes, &need) };
-            if let Some(shares) = shares {
-                place.books.take(&shares, &need);
-                found.push((*arrived, *job, shares));
-                continue;
-            }
-            failed.push(shape);
-            if self.now.since(*arrived) > STARVES_AFTER {
-                break;
-            }
+    fn joins(&mut self, job: usize, site: usize) {
+        if self.rival.several() && self.taken[job] {
+            return;
         }
-        let several = self.several();
-        for (arrived, job, shares) in found {
-            self.places[site].line.remove(&(arrived, job));
-            if several {
-                self.places[site].held.insert(job, shares);
+        let wanted = &self.trace.jobs[job];
+        let request = Request {
+            tenant: "default".into(),
+            priority: 50,
+            ranks: wanted.nodes,
+            need: self.places[site].need(&shapes::need(wanted)),
+            max_runtime: wanted.limit,
+            preemptible: false,
+            token: false,
+            since: wanted.at.0 as i64,
+        };
+        self.places[site].join(job, request, self.now);
+        let decisions = self.places[site].decide_one(job, self.now, &|_| true);
+        self.carry_out(site, decisions);
+    }
+
+    fn pass(&mut self, site: usize) {
+        let decisions = self.places[site].decide(self.now, &|_| true);
+        self.carry_out(site, decisions);
+    }
+
+    fn carry_out(&mut self, site: usize, decisions: Vec<Decision<usize>>) {
+        for decision in decisions {
+            let Decision::Grant { key: job, .. } = decision else { continue };
+            if self.rival.several() {
                 let home = self.trace.jobs[job].home;
                 self.later(site, home, Event::Asks { job, site });
             } else {
-                self.starts(job, site, shares);
+                self.starts(job, site);
             }
-        }
-    }
-
-    fn free(&self, site: usize) -> u64 {
-        let mut queue = QueueReport::default();
-        self.places[site].books.report(&mut queue);
-        queue.gpus_free.values().map(|n| u64::from(*n)).sum()
-    }
-
-    /// The same over all clusters: a head that has waited too long keeps one cluster for itself.
-    fn pass_central(&mut self) {
-        let mut free: Vec<u64> = (0..self.places.len()).map(|i| self.free(i)).collect();
-        let mut failed: Vec<(u32, u32)> = Vec::new();
-        let mut found = Vec::new();
-        // Clusters kept by jobs further ahead.
-        let mut closed = vec![false; self.places.len()];
-        for (arrived, job) in &self.line {
-            let wanted = &self.trace.jobs[*job];
-            let shape = (wanted.nodes, wanted.gpus);
-            let need = shapes::need(wanted);
-            let mut open: Vec<usize> =
-                (0..self.places.len()).filter(|&i| !closed[i] && self.trace.sites[i].fits(wanted)).collect();
-            if !failed.contains(&shape) {
-                // The least loaded first, as production's score has it.
-                open.sort_by(|&a, &b| {
-                    let share = |i: usize| free[i] as f64 / self.trace.sites[i].gpus_total() as f64;
-                    share(b).total_cmp(&share(a)).then(a.cmp(&b))
-                });
-                let got = open.iter().filter(|&&i| free[i] >= wanted.gpus_total()).find_map(|&i| {
-                    let need = self.places[i].books.need(&need);
-                    self.places[i].books.fit(wanted.nodes, &need).map(|shares| (i, need, shares))
-                });
-                if let Some((i, need, shares)) = got {
-                    self.places[i].books.take(&shares, &need);
-                    free[i] -= wanted.gpus_total();
-                    found.push((*arrived, *job, i, shares));
-                    continue;
-                }
-                failed.push(shape);
-            }
-            if self.now.since(*arrived) <= STARVES_AFTER {
-                continue;
-            }
-            let keep = self.kept.get(job).copied().filter(|i| !closed[*i]);
-            match keep.or_else(|| open.iter().copied().max_by_key(|&i| (free[i], std::cmp::Reverse(i)))) {
-                Some(i) => {
-                    self.kept.insert(*job, i);
-                    closed[i] = true;
-                    // A shape that failed over fewer clusters fails still.
-                    if closed.iter().all(|c| *c) {
-                        break;
-                    }
-                }
-                None => break,
-            }
-        }
-        for (arrived, job, site, shares) in found {
-            self.line.remove(&(arrived, job));
-            self.kept.remove(&job);
-            self.starts(job, site, shares);
         }
     }
 }

@@ -51,6 +51,7 @@ pub fn spec(job: &Job, name: String) -> JobSpec {
     let text = format!("name: {name}\nrun: work\nnodes: {}\nresources: {{gpus: {}}}\n", job.nodes, job.gpus);
     let mut spec = parse_spec(text.as_bytes()).expect("a job file").spec;
     spec.on_lost_contact.grace = Some(GRACE);
+    spec.max_runtime = job.limit;
     spec
 }
 

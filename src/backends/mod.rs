@@ -5,6 +5,8 @@ pub mod fake;
 pub mod local;
 pub mod slurm;
 
+use std::collections::BTreeMap;
+
 use async_trait::async_trait;
 use tokio::sync::mpsc;
 
@@ -12,6 +14,7 @@ use crate::base::{ContactId, Instant};
 use crate::core::api::AttemptKey;
 use crate::core::{BackendCommand, BackendEvent};
 use crate::model::NodeCapacity;
+use crate::model::topology::Topology;
 
 /// What a backend found at its start.
 #[derive(Debug, Clone, Default)]
@@ -32,6 +35,11 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Looks at what is there. Called once, before anything else.
     async fn discover(&self) -> anyhow::Result<Discovery>;
+
+    /// How near the GPUs of each node group are to each other, where it can be found. Asked after `discover`.
+    fn topologies(&self) -> BTreeMap<String, Topology> {
+        BTreeMap::new()
+    }
 
     /// Takes over what an earlier run of this peer started, and sends `Adopted` first, then later
     /// events, into `events`. Called once, after `discover`.

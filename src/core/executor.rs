@@ -133,6 +133,7 @@ pub(super) struct Executor {
     flashed: Option<(Instant, BTreeMap<String, u32>)>,
     /// When places and estimates were made.
     prospects_at: Option<Instant>,
+    priced_at: Option<Instant>,
 }
 
 fn row_key(key: &AttemptKey) -> Vec<u8> {
@@ -162,6 +163,7 @@ impl Executor {
             flashed: None,
             prospects_at: None,
             closed_below: None,
+            priced_at: None,
         };
         for bytes in rows.values() {
             let row: Row = serde_json::from_slice(bytes).map_err(|e| ValueError::Malformed(e.to_string()))?;

@@ -155,14 +155,12 @@ impl Mesh {
                 Output::Send { to, message, .. } => self.lines.push_back((peer.clone(), to, message)),
                 Output::Reply { token, response } => drop(self.replies.insert(token, response)),
                 Output::Report { queue, contact } => site.told = (Some(queue), contact),
-                Output::Backend(BackendCommand::Start(start)) => {
-                    if !site.runs.contains_key(&start.key) && !self.gpus.contains_key(&start.key) {
-                        site.runs.insert(start.key, (wall, None));
-                        self.gpus.insert(start.key, start.spec.gpus_total());
-                        let held: u64 = site.runs.keys().filter_map(|k| self.gpus.get(k)).sum();
-                        site.peak = site.peak.max(held);
-                        events.push(BackendEvent::Started { key: start.key, at: wall });
-                    }
+                Output::Backend(BackendCommand::Start(start)) if !self.gpus.contains_key(&start.key) => {
+                    site.runs.insert(start.key, (wall, None));
+                    self.gpus.insert(start.key, start.spec.gpus_total());
+                    let held: u64 = site.runs.keys().filter_map(|k| self.gpus.get(k)).sum();
+                    site.peak = site.peak.max(held);
+                    events.push(BackendEvent::Started { key: start.key, at: wall });
                 }
                 Output::Backend(BackendCommand::Stop { key, .. }) => {
                     self.stops.insert(key);
@@ -307,10 +305,19 @@ fn who_is_not_preemptible_stays() {
 #[test]
 fn fifteen_evicted_land_ten_and_five() {
     let mut mesh = Mesh::new(&[("a", 10), ("b", 5), ("c", 15)]);
-    let jobs: Vec<JobId> = (0..15).map(|_| mesh.place("c", job(1, 50))).collect();
-    mesh.sites.get_mut(&name("c")).expect("c").draining = true;
-    mesh.input(&name("c"), Input::Drain(true));
-    mesh.run(Span::secs(30));
+    let drain = |mesh: &mut Mesh, peer: &str, on: bool| {
+        mesh.sites.get_mut(&name(peer)).expect("a site").draining = on;
+        mesh.input(&name(peer), Input::Drain(on));
+    };
+    drain(&mut mesh, "a", true);
+    drain(&mut mesh, "b", true);
+    let jobs: Vec<JobId> = (0..15).map(|_| mesh.submit("c", job(1, 50))).collect();
+    mesh.run(Span::secs(20));
+    assert_eq!(["a", "b", "c"].map(|p| mesh.running(p)), [0, 0, 15]);
+    drain(&mut mesh, "a", false);
+    drain(&mut mesh, "b", false);
+    drain(&mut mesh, "c", true);
+    mesh.run(Span::secs(40));
     assert_eq!(["a", "b", "c"].map(|p| mesh.running(p)), [10, 5, 0]);
     assert_eq!(["a", "b"].map(|p| mesh.sites[&name(p)].peak), [10, 5]);
     let reserved = ["a", "b"].map(|p| mesh.reserved(p));

@@ -224,6 +224,25 @@ mod tests {
             },
             Message::ClaimState { job: JobId([9; 20]), epoch: Epoch(1), ahead: 3, refused: None },
             Message::Look { birth: birth() },
+            Message::ClaimWith {
+                claim: Box::new(Claim {
+                    birth: birth(),
+                    epoch: Epoch(1),
+                    nodes: 2,
+                    resources: crate::model::Resources::default(),
+                    priority: 50,
+                    image: false,
+                    max_runtime: Some(Span::secs(1)),
+                }),
+                terms: Terms { preemptible: true, token: false, waited: Span::secs(2) },
+            },
+            Message::ClaimStateWith {
+                job: JobId([9; 20]),
+                epoch: Epoch(1),
+                ahead: 3,
+                refused: None,
+                prospects: Prospects { starts_in: Some(Span::secs(1)), front: vec![], victims: Some(2) },
+            },
         ]
     }
 
@@ -235,6 +254,28 @@ mod tests {
             assert_eq!(decode::<Message>(&[&bytes[..], &[0]].concat(), 4096), Err(CodecError::Trailing(1)));
             assert!(decode::<Message>(&bytes[..bytes.len() - 1], 4096).is_err());
         }
+        // What a later version adds by name is passed over; nonsense in its place is not.
+        let more = |text: &str| {
+            let plain = encode(&messages()[17]).expect("writes");
+            let head = plain.len() - 1 - br#"{"starts_in":1000000,"front":[],"victims":2}"#.len();
+            [&plain[..head], &[text.len() as u8], text.as_bytes()].concat()
+        };
+        let later = decode::<Message>(&more(r#"{"victims":2,"moon":"full"}"#), 4096).expect("reads");
+        let Message::ClaimStateWith { prospects, .. } = later else { panic!("another message") };
+        assert_eq!(prospects, Prospects { victims: Some(2), ..Prospects::default() });
+        assert!(decode::<Message>(&more(r#"{"victims":-1}"#), 4096).is_err());
+        assert!(decode::<Message>(&more("moon"), 4096).is_err());
+        // A flash keeps the form that every peer of a mesh under upgrade reads.
+        let full = QueueReport {
+            waits: [("H100".to_owned(), Span::secs(1))].into(),
+            gpus_reclaimable: [(20, 4)].into(),
+            ..QueueReport::default()
+        };
+        let flash = |queue| Flash::Capacity { cluster: peer("a"), queue };
+        assert_eq!(
+            HEXLOWER.encode(&encode(&flash(full)).expect("writes")),
+            "000161".to_owned() + &"00".repeat(9)
+        );
         let flash = Flash::Capacity { cluster: peer("a"), queue: QueueReport::default() };
         assert_eq!(decode::<Flash>(&encode(&flash).expect("writes"), 99).expect("reads"), flash);
     }
@@ -269,6 +310,14 @@ mod tests {
                 "06090909090909090909090909090909090909090901fc40420f000303030303030303030303030303030303030303010004",
             ),
             (15, "0801740161fb2c0101016101010101010101010101010101010101"),
+            (
+                16,
+                "0a01740161fb2c0101016101010101010101010101010101010101010200000000320001fc40420f00337b22707265656d707469626c65223a747275652c22746f6b656e223a66616c73652c22776169746564223a323030303030307d",
+            ),
+            (
+                17,
+                "0b09090909090909090909090909090909090909090103002c7b227374617274735f696e223a313030303030302c2266726f6e74223a5b5d2c2276696374696d73223a327d",
+            ),
         ];
         for (index, bytes) in golden {
             assert_eq!(

@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
-use nvml_wrapper::Nvml;
+use nvml_wrapper::enum_wrappers::device::{P2pCapabilitiesIndex, P2pStatus, TopologyLevel};
+use nvml_wrapper::{Device, Nvml};
 
 use crate::base::{Bytes, MilliCpu};
 use crate::model::NodeCapacity;
+use crate::model::topology::{FAR, NUMA, NVLINK, PCIE, Topology};
 
 /// Gives the canonical name of a GPU from NVML's name and its memory.
 pub type CanonicalGpu = fn(&str, Bytes) -> Option<String>;
@@ -18,6 +20,8 @@ pub struct Found {
     pub node: Option<NodeCapacity>,
     /// Physical index of each GPU that is offered.
     pub gpus: Vec<u32>,
+    /// How near the offered GPUs are to each other.
+    pub topology: Topology,
     /// One line each.
     pub notes: Vec<String>,
 }
@@ -34,6 +38,7 @@ pub fn look(name: &str, canonical: CanonicalGpu) -> Found {
     };
     let offered = offer(&gpus, canonical, &mut found.notes);
     found.gpus = offered.as_ref().map(|o| o.2.clone()).unwrap_or_default();
+    found.topology = topology(&found.gpus);
     let memory = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| memory_total(&text));
     if memory.is_none() {
         found.notes.push("memory is unknown: /proc/meminfo cannot be read".into());
@@ -79,6 +84,32 @@ fn devices() -> Result<Vec<(String, Bytes)>, String> {
     (0..count)
         .map(|i| device(i).map_err(|e: nvml_wrapper::error::NvmlError| format!("GPU {i}: {e}")))
         .collect()
+}
+
+/// Distances between these GPUs, by their place in the list: what is offered is numbered anew. What NVML does not say is far.
+fn topology(gpus: &[u32]) -> Topology {
+    let Ok(nvml) = nvml() else { return Topology::default() };
+    let mut sets = Vec::new();
+    for (a, first) in (0..).zip(gpus) {
+        for (b, second) in (0..).zip(gpus).take_while(|(b, _)| *b < a) {
+            let devices = (nvml.device_by_index(*first), nvml.device_by_index(*second));
+            if let (Ok(first), Ok(second)) = devices {
+                sets.push((distance(&first, second), vec![a, b]));
+            }
+        }
+    }
+    Topology::of_sets(gpus.len(), &sets)
+}
+
+fn distance(first: &Device, second: Device) -> u8 {
+    if let Ok(P2pStatus::Ok) = first.p2p_status(&second, P2pCapabilitiesIndex::NvLink) {
+        return NVLINK;
+    }
+    match first.topology_common_ancestor(second) {
+        Ok(TopologyLevel::Internal | TopologyLevel::Single | TopologyLevel::Multiple) => PCIE,
+        Ok(TopologyLevel::HostBridge | TopologyLevel::Node) => NUMA,
+        Ok(TopologyLevel::System) | Err(_) => FAR,
+    }
 }
 
 /// One node has one GPU model: the one with most GPUs is offered, the rest is named.

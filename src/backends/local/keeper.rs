@@ -18,6 +18,7 @@ use crate::base::{ContactId, Instant};
 use crate::core::api::{AttemptKey, StartCommand};
 use crate::core::{BackendCommand, BackendEvent};
 use crate::model::Outcome;
+use crate::model::topology::Topology;
 
 /// Commands and checks of one attempt come one after another; attempts share this many locks.
 const LOCKS: usize = 64;
@@ -43,6 +44,7 @@ pub struct Keeper {
     ended: Mutex<Vec<Child>>,
     runtime: OnceLock<Option<PathBuf>>,
     gpus: OnceLock<Option<Vec<u32>>>,
+    topologies: OnceLock<BTreeMap<String, Topology>>,
 }
 
 /// A panic elsewhere leaves these maps whole: every change is one call.
@@ -73,6 +75,7 @@ impl Keeper {
             ended: Mutex::default(),
             runtime: OnceLock::new(),
             gpus: OnceLock::new(),
+            topologies: OnceLock::new(),
         })
     }
 
@@ -102,6 +105,10 @@ impl Keeper {
         self.runtime.get_or_init(|| self.config.container_runtime.clone().or_else(find)).clone()
     }
 
+    pub(super) fn topologies(&self) -> BTreeMap<String, Topology> {
+        self.topologies.get().cloned().unwrap_or_default()
+    }
+
     pub(super) fn discover(&self) -> Discovery {
         let mut found = discovery::Found::default();
         let nodes = if self.config.declared.is_empty() {
@@ -116,6 +123,9 @@ impl Keeper {
         };
         let gpus = self.config.declared.is_empty().then(|| found.gpus.clone());
         self.gpus.get_or_init(|| gpus);
+        if let Some(node) = &found.node {
+            self.topologies.get_or_init(|| [(node.name.clone(), found.topology.clone())].into());
+        }
         let runtime = self.runtime();
         if runtime.is_none() {
             found.notes.push("no podman or docker: jobs with an image cannot run here".into());

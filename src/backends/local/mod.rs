@@ -137,6 +137,10 @@ impl Backend for LocalBackend {
         Ok(tokio::task::spawn_blocking(move || keeper.discover()).await?)
     }
 
+    fn topologies(&self) -> std::collections::BTreeMap<String, crate::model::topology::Topology> {
+        self.keeper.topologies()
+    }
+
     async fn adopt(&self, events: mpsc::Sender<BackendEvent>) -> anyhow::Result<()> {
         let news = watch::open_news(&self.keeper.config.news())?;
         let keeper = self.keeper.clone();

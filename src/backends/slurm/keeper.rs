@@ -552,11 +552,9 @@ impl Keeper {
                     // Slurm ends what is left, and its word that it did counts.
                     let mut all = open(&self.live);
                     let Some(live) = all.get_mut(&key) else { return };
-                    if live
-                        .seen
-                        .as_ref()
-                        .is_none_or(|n| !n.state.is_over() || n.state == NativeState::NodeFail)
-                    {
+                    let believed = |n: &NativeJob| n.state.is_over() && n.state != NativeState::NodeFail;
+                    let lives = matches!(node.locked(), Ok(true));
+                    if lives || !live.seen.as_ref().is_some_and(believed) {
                         if let Some(id) = live.number()
                             && clock::now().since(live.since) > CANCEL_AFTER
                             && !std::mem::replace(&mut live.cancelled, true)
@@ -626,7 +624,8 @@ impl Keeper {
     fn pending(&self, key: AttemptKey, job: &NativeJob) {
         let dir = self.dir(key);
         if dir.token_taken() {
-            if matches!(dir.ended(), Ok(None)) && job.restarts > 0 {
+            let over = matches!(dir.ended(), Ok(None)) && job.restarts > 0;
+            if over && self.guards_gone(key) == Some(true) {
                 self.act(Act::Cancel(key, job.id));
                 let outcome = Outcome::Stopped("requeued by Slurm".into());
                 self.write_end(key, self.end_now(key, outcome));
@@ -663,6 +662,27 @@ impl Keeper {
         Ended { outcome, started_at, at: clock::wall(), output_lost: 0 }
     }
 
+    /// Whether every guard that began is gone, by the locks that they hold; none where that cannot be known. Slurm
+    /// may say of a run that it is over and mean another: a controller that was killed starts what it had
+    /// forgotten to have started, the second guard finds the right to run taken, and that run "completes".
+    fn guards_gone(&self, key: AttemptKey) -> Option<bool> {
+        let parts = open(&self.live).get(&key).map_or(0, |l| l.kept.parts);
+        for dir in std::iter::once(self.dir(key)).chain(self.node_dirs(key, parts)) {
+            if !dir.token_taken() || matches!(dir.ended(), Ok(Some(_))) {
+                continue;
+            }
+            if dir.file("no-lock").exists() {
+                return None;
+            }
+            match dir.locked() {
+                Ok(true) => return Some(false),
+                Ok(false) => {}
+                Err(_) => return None,
+            }
+        }
+        Some(true)
+    }
+
     /// Slurm says that it is over.
     fn over(&self, key: AttemptKey, job: &NativeJob) {
         let dir = self.dir(key);
@@ -680,8 +700,12 @@ impl Keeper {
             };
             return self.close_unstarted(key, outcome);
         }
-        if job.state == NativeState::NodeFail {
-            return self.fence(key, "its node failed");
+        match self.guards_gone(key) {
+            // The guard's word comes first, and it is still to come.
+            Some(false) => return,
+            Some(true) if job.state != NativeState::NodeFail => {}
+            _ if job.state == NativeState::NodeFail => return self.fence(key, "its node failed"),
+            _ => return self.fence(key, "Slurm says that it is over, and its guard's lock cannot be seen"),
         }
         let outcome = slurm_outcome(job)
             .unwrap_or_else(|| Outcome::Stopped(format!("its guard was ended: Slurm says {}", job.word)));
@@ -745,7 +769,10 @@ impl Keeper {
             return;
         }
         if dir.token_taken() {
-            return self.fence(key, "Slurm has no record of it any more");
+            if self.guards_gone(key) != Some(false) {
+                self.fence(key, "Slurm has no record of it any more");
+            }
+            return;
         }
         let known = open(&self.live).get(&key).map(|l| (l.submits, l.wanted));
         let Some((submits, true)) = known else { return };

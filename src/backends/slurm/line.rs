@@ -4,7 +4,7 @@
 //! guard asks by itself a few times per grace. Whoever does not know an attempt's secret gets no answer.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use tokio_util::task::TaskTracker;
 use super::keeper::Keeper;
 use crate::backends::local::clock;
 use crate::backends::local::files::{read_json, write_json};
-use crate::backends::local::guard::remote::{From, LINE_BYTES_MAX, LineFile, claimed, open, seal};
+use crate::backends::local::guard::remote::{From, LINE_BYTES_MAX, LineFile, Question, claimed, open, seal};
 use crate::core::api::AttemptKey;
 
 /// Guards that may be connected at once; more use the files.
@@ -47,7 +47,6 @@ pub fn announce(local: SocketAddr, host: &str, file: &Path) -> io::Result<()> {
         boot: clock::boot_id()?,
         port: local.port(),
     };
-    debug_assert!(Ipv4Addr::LOCALHOST.is_loopback());
     write_json(file, &line)
 }
 
@@ -114,8 +113,8 @@ async fn converse(
                 let keeper = keeper.clone();
                 let heard = tokio::task::spawn_blocking(move || {
                     let secret = keeper.secret(question.key)?;
-                    let question = open(&secret, From::Guard, &text)?;
-                    let key = about_of(&question);
+                    let question: Question = open(&secret, From::Guard, &text)?;
+                    let key = question.key;
                     let answer = keeper.heard(question);
                     Some((key, seal(&secret, From::Peer, &answer)?))
                 });
@@ -125,10 +124,6 @@ async fn converse(
             }
         }
     }
-}
-
-fn about_of(question: &crate::backends::local::guard::remote::Question) -> AttemptKey {
-    question.key
 }
 
 /// One line; false at the end. What was read before a wake-up stays in `line`.

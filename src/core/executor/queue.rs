@@ -10,6 +10,8 @@ const REPORT_EVERY: Span = Span::millis(50);
 const PLACE_MAX: usize = 1_000;
 /// and made anew this often;
 const PLACES_EVERY: Span = Span::secs(1);
+/// A new claim's price is found at most this often;
+const PRICED_EVERY: Span = Span::millis(20);
 /// of the first so many it is found how many attempts would have to go for them.
 const PRICED_MAX: usize = 8;
 /// Claims held.
@@ -75,7 +77,7 @@ impl Peer {
             self.queue_joined(key);
         }
         if !self.exec.grants.contains_key(&job) {
-            self.tell_place(job);
+            self.tell_place(job, changed);
         }
     }
 
@@ -98,8 +100,9 @@ impl Peer {
     }
 
     /// Tells an owner where its claim stands.
-    fn tell_place(&mut self, job: JobId) {
+    fn tell_place(&mut self, job: JobId, fresh: bool) {
         self.make_places();
+        self.price(job, fresh);
         let Some(waiting) = self.exec.claims.get(&job) else { return };
         let (to, epoch) = (waiting.owner.clone(), waiting.claim.epoch);
         let bound = self.exec.sched.place_at_most(waiting.claim.priority);
@@ -110,6 +113,15 @@ impl Peer {
             false => Message::ClaimState { job, epoch, ahead, refused: None },
         };
         self.send(to, message, false);
+    }
+
+    /// An urgent job's owner must not wait for the next round of places to hear what it would cost.
+    fn price(&mut self, job: JobId, fresh: bool) {
+        let now = self.now.mono;
+        let due = self.exec.priced_at.is_none_or(|at| now.since(at) >= PRICED_EVERY);
+        let Some(waiting) = self.exec.claims.get_mut(&job).filter(|_| fresh && due) else { return };
+        self.exec.priced_at = Some(now);
+        waiting.prospects.victims = self.exec.sched.victims_of(&waiting.key(job), now).map(count32);
     }
 
     /// Places and start estimates of the first in line, where they are older than a second.

@@ -185,8 +185,8 @@ pub struct Scheduler<K> {
     pinned: BTreeMap<K, Pin<K>>,
     mix: Mix,
     mean: MeanRuntime,
-    /// Kinds that did not fit since capacity last grew.
-    misses: BTreeSet<(u32, Need)>,
+    /// Kinds that did not fit since capacity last grew, and from how many ranks on.
+    misses: BTreeMap<Need, u32>,
     /// Ranks that wait, by kind.
     queued_needs: BTreeMap<Need, u64>,
 }
@@ -208,7 +208,7 @@ impl<K: Copy + Ord> Scheduler<K> {
             pinned: BTreeMap::new(),
             mix: Mix::default(),
             mean: MeanRuntime::default(),
-            misses: BTreeSet::new(),
+            misses: BTreeMap::new(),
             queued_needs: BTreeMap::new(),
         }
     }
@@ -437,16 +437,22 @@ impl<K: Copy + Ord> Scheduler<K> {
             return Vec::new();
         };
         let above = self.reservations.iter().any(|r| r.priority < request.priority);
-        let first = !self.misses.contains(&(request.ranks, request.need.clone()));
+        let first = !self.missed(&request);
         let room = self.may_reserve(&request.need);
         let mut pass = Pass { now, joined: true, ..Pass::default() };
         if !above && !request.token {
             self.consider(key, &mut pass);
-            if !pass.out.is_empty() || !(first && room) {
+            let decided = !pass.out.is_empty();
+            if decided || !first || !room {
                 return pass.out;
             }
         }
         self.decide(now, may)
+    }
+
+    /// One like it, or a smaller one, was tried in vain, and nothing has become free since.
+    fn missed(&self, request: &Request) -> bool {
+        self.misses.get(&request.need).is_some_and(|ranks| *ranks <= request.ranks)
     }
 
     fn may_reserve(&self, need: &Need) -> bool {
@@ -462,11 +468,16 @@ impl<K: Copy + Ord> Scheduler<K> {
 
     fn consider(&mut self, key: K, pass: &mut Pass<K>) {
         let now = pass.now;
-        let Some(request) = self.waiting.get(&key).map(|w| w.request.clone()) else { return };
+        let Some(waiting) = self.waiting.get(&key) else { return };
+        // Most of those looked at are like one that did not fit: seen without a copy.
+        if self.missed(&waiting.request) && (pass.joined || !self.may_reserve(&waiting.request.need)) {
+            return;
+        }
+        let request = waiting.request.clone();
         let kind = (request.ranks, request.need.clone());
         let ends = request.max_runtime.map(|run| now + SLACK + run);
         let in_time = |r: &Reservation<K>| ends.is_some_and(|end| r.at.is_some_and(|at| end <= at));
-        if !self.misses.contains(&kind) {
+        if !self.missed(&request) {
             let bars = |r: &&Reservation<K>| r.binding && r.key != key && r.priority >= request.priority;
             let barring: Vec<&Reservation<K>> = self.reservations.iter().filter(bars).collect();
             let also: Vec<&Books> = barring.iter().filter(|r| !in_time(r)).map(|r| &r.future).collect();
@@ -491,7 +502,8 @@ impl<K: Copy + Ord> Scheduler<K> {
                 return;
             }
             if self.misses.len() < MISSES_MAX {
-                self.misses.insert(kind);
+                let least = self.misses.entry(kind.1).or_insert(kind.0);
+                *least = kind.0.min(*least);
             }
         }
         if !pass.joined && self.may_reserve(&request.need) {

@@ -123,7 +123,7 @@ pub fn fit(books: &Books, ranks: u32, need: &Need, choice: &Choice) -> Option<Fi
             },
         };
         let state = changed.remove(&node).or_else(|| books.nodes().get(node as usize).cloned());
-        let Some(mut state) = state else { return None };
+        let mut state = state?;
         state.set(&rank.share.gpus, need, true);
         changed.insert(node, state);
         found.fragments = found.fragments.saturating_add(rank.fragments);
@@ -174,6 +174,8 @@ fn best(
     choice: &Choice,
 ) -> Option<(u32, Rank)> {
     let mut ties: Vec<(i128, (u32, u64, u64), u32)> = Vec::new();
+    // Many nodes are alike: each kind is weighed once.
+    let mut weighed: BTreeMap<(u16, Vec<u16>, u64, u64), i128> = BTreeMap::new();
     let mut compared = 0;
     for node in books.candidates(need) {
         let Some(own) = books.nodes().get(node as usize) else { continue };
@@ -183,7 +185,16 @@ fn best(
         }
         let Some(state) = state_of(books, changed, node, choice).filter(|s| s.fits(need)) else { continue };
         let growth = match choice.mix.filter(|m| m.weight() > 0) {
-            Some(mix) => growth(mix, changed.get(&node).unwrap_or(own), &state, need),
+            Some(mix) => {
+                let now = changed.get(&node).unwrap_or(own);
+                match choice.also.is_empty() {
+                    true => {
+                        let kind = (now.pool, now.gpus.clone(), now.cpus, now.memory);
+                        *weighed.entry(kind).or_insert_with(|| growth(mix, now, &state, need))
+                    }
+                    false => growth(mix, now, &state, need),
+                }
+            }
             None => 0,
         };
         // Of equals the fullest; a request without GPUs keeps off nodes that have some.

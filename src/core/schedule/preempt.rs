@@ -26,14 +26,21 @@ pub fn victims<'r, K: Copy + Ord + 'r>(
     (priority, ranks, need): (u8, u32, &Need),
     now: Instant,
 ) -> Option<Vec<K>> {
-    let mut base = books.clone();
     let mut may: Vec<(&K, &Running)> = Vec::new();
+    let mut stopping: Vec<&Running> = Vec::new();
     for (key, r) in running {
         if r.stopping {
-            base.give(&r.shares, &r.request.need);
+            stopping.push(r);
         } else if r.request.preemptible && r.request.priority < priority && helps(r, need) {
             may.push((key, r));
         }
+    }
+    if may.is_empty() {
+        return None;
+    }
+    let mut base = books.clone();
+    for r in stopping {
+        base.give(&r.shares, &r.request.need);
     }
     may.sort_by_key(|(key, r)| (r.request.priority, Reverse(r.started), **key));
     may.truncate(LOOKED_AT_MAX);
@@ -63,6 +70,8 @@ fn cost<K>(some: &[(&K, &Running)], now: Instant) -> Cost {
     (some.len(), sum, some.iter().map(|(_, r)| done(r)).fold(0, u64::saturating_add))
 }
 
+/// These would be enough.
+type Suffice<'a, K> = dyn Fn(&[(&K, &Running)]) -> bool + 'a;
 type Found<'r, K> = (Cost, Vec<(&'r K, &'r Running)>);
 
 fn one_node<'r, K: Copy + Ord>(
@@ -107,7 +116,7 @@ fn one_node<'r, K: Copy + Ord>(
 
 fn gang<'r, K: Copy + Ord>(
     may: &[(&'r K, &'r Running)],
-    suffice: &dyn Fn(&[(&K, &Running)]) -> bool,
+    suffice: &Suffice<K>,
     now: Instant,
 ) -> Option<Found<'r, K>> {
     if !suffice(may) {

@@ -293,7 +293,7 @@ fn a_grant_that_nobody_takes_waits_again_as_old_as_it_was() {
     s.end(&2, at(6));
     assert_eq!(granted(&s.decide(at(6), &all)), [1]);
     s.begins(&1, at(7));
-    assert!(s.leave(&1) == false && s.end(&1, at(8)).is_some() && s.end(&1, at(8)).is_none());
+    assert!(!s.leave(&1) && s.end(&1, at(8)).is_some() && s.end(&1, at(8)).is_none());
     assert_eq!(s.books().nodes()[0].whole(), 8);
 }
 

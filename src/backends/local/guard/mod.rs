@@ -3,6 +3,7 @@
 //! A small synchronous process with one thread and one wait. It outlives the peer, lets the attempt live only
 //! while its contact is renewed, ends the whole tree of processes before anyone may think that it has
 //! ended, and leaves on disk how it was.
+// tidy: long because it is one loop over one state, and each voice that it hears changes it
 
 mod deadline;
 pub mod logs;
@@ -68,7 +69,11 @@ fn guard(dir: AttemptDir) -> std::io::Result<ExitCode> {
         Ok(None) => return Ok(ExitCode::SUCCESS),
         Ok(lock) => lock,
         // A shared file system need not have locks; the token alone decides there.
-        Err(_) if spec.remote.is_some() => None,
+        Err(_) if spec.remote.is_some() => {
+            // The peer must not take a free lock for a dead guard.
+            std::fs::write(dir.file("no-lock"), "")?;
+            None
+        }
         Err(error) => return Err(error),
     };
     // Whoever daemonises below becomes this process's child, and is found.
@@ -268,6 +273,24 @@ impl Guard {
         }
     }
 
+    /// A scheduler signals every process of a job, one after another: a program that ends of it may be seen here
+    /// before the guard's own signal comes, and did not end by itself.
+    fn hear_scheduler(&mut self, outcome: &Outcome) {
+        if self.signals.is_none() {
+            return;
+        }
+        let likely = matches!(outcome, Outcome::Signaled(9 | 15) | Outcome::Exited(137 | 143));
+        let until = clock::now() + if likely { Span::millis(300) } else { Span::ZERO };
+        loop {
+            let now = clock::now();
+            self.read_signals(now);
+            if self.stopping.is_some() || now >= until {
+                return;
+            }
+            std::thread::sleep(Span::millis(10).to_std());
+        }
+    }
+
     fn signal_ranks(&self, signal: Signal) {
         for rank in self.ranks.iter().filter(|r| r.status.is_none()) {
             processes::signal_group(rank.pid.as_raw_nonzero().get(), signal);
@@ -394,9 +417,15 @@ impl Guard {
     /// Takes the status of whoever ended; the first rank that fails decides for all.
     fn reap(&mut self) {
         for (pid, status) in reaped().0 {
+            if !self.ranks.iter().any(|r| r.pid == pid) {
+                continue;
+            }
+            let outcome = outcome_of(status);
+            if outcome != Outcome::Exited(0) && self.stopping.is_none() {
+                self.hear_scheduler(&outcome);
+            }
             let Some(rank) = self.ranks.iter_mut().find(|r| r.pid == pid) else { continue };
             rank.status = Some(status);
-            let outcome = outcome_of(status);
             if outcome != Outcome::Exited(0) && self.stopping.is_none() {
                 self.stop(outcome, self.spec.notice, clock::now());
             }
