@@ -1,4 +1,4 @@
-//! Durable submits: 3 peers, 8 connections, every answer after fsync at a majority of the job's homes;
+//! Record commits (one compare-and-swap of a job's record, by the peer that made the last one) and durable submits: 3 peers, every answer after fsync at a majority of the job's homes;
 //! beside puts into three nodes of Debian's `etcd` (a record's size, fsync at a majority as well) and the raw
 //! group commit of one store with 8 and with 64 writers on the same disk, in turn in the same run.
 //!
@@ -11,7 +11,6 @@ mod common;
 mod etcd;
 
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -67,6 +66,7 @@ async fn bench(args: Args) -> anyhow::Result<()> {
     let (rounds, span) = (args.number("--rounds", 3), Duration::from_secs(args.number("--seconds", 8)));
     let fleet = Fleet::start(PEERS, CONFIG).await?;
     let holders = hold(&fleet).await?;
+    let running = run_idle(&fleet, connections.iter().copied().max().unwrap_or(1)).await?;
     let etcd = if args.has("--no-etcd") {
         Err(anyhow::anyhow!("left out by --no-etcd"))
     } else {
@@ -82,20 +82,34 @@ async fn bench(args: Args) -> anyhow::Result<()> {
         .iter()
         .map(|n| (*n, Load::new(format!("submit, {PEERS} peers, {n} connections"))))
         .collect();
+    let mut swaps: Vec<(usize, Load)> = connections
+        .iter()
+        .map(|n| (*n, Load::new(format!("record commit, {PEERS} peers, {n} connections"))))
+        .collect();
     let mut puts: Vec<(usize, Load)> = connections
         .iter()
         .filter(|_| etcd.is_ok())
         .map(|n| (*n, Load::new(format!("etcd put, {PEERS} nodes, {n} connections"))))
         .collect();
     let mut raw = [8, 64].map(|writers| (writers, Load::new(format!("raw store, {writers} writers"))));
-    let progress = bar(rounds * (2 + submit.len() + puts.len()) as u64, "loads in turn");
+    let progress = bar(rounds * (2 + 2 * submit.len() + puts.len()) as u64, "loads in turn");
     for round in 0..rounds {
         for (writers, load) in &mut raw {
             commits(&store, *writers, round, span, load).await?;
             progress.inc(1);
         }
+        for (n, load) in &mut swaps {
+            let request = |connection: usize, count: usize| {
+                let body = json!({ "epoch": 1, "uri": format!("file:///checkpoints/{round}/{count}") });
+                (format!("/v1/jobs/{}/checkpoint", running[connection]), Bytes::from(body.to_string()))
+            };
+            ask_on(&fleet, *n, span, load, request).await?;
+            progress.inc(1);
+        }
         for (n, load) in &mut submit {
-            submits(&fleet, *n, span, load).await?;
+            let body = Bytes::from_static(SPEC.as_bytes());
+            let request = |_: usize, _: usize| ("/v1/jobs".to_owned(), body.clone());
+            ask_on(&fleet, *n, span, load, request).await?;
             progress.inc(1);
         }
         for (n, load) in &mut puts {
@@ -106,10 +120,10 @@ async fn bench(args: Args) -> anyhow::Result<()> {
         }
     }
     progress.finish_and_clear();
-    for id in holders {
+    for id in holders.into_iter().chain(running) {
         post(&fleet.peers[0].client, &format!("/v1/jobs/{id}/cancel"), None).await?;
     }
-    let all: Vec<&Load> = submit.iter().chain(&puts).chain(&raw).map(|(_, l)| l).collect();
+    let all: Vec<&Load> = swaps.iter().chain(&submit).chain(&puts).chain(&raw).map(|(_, l)| l).collect();
     let rows: Vec<Vec<String>> = all
         .iter()
         .map(|l| {
@@ -122,11 +136,13 @@ async fn bench(args: Args) -> anyhow::Result<()> {
             ]
         })
         .collect();
-    let beside = |(n, mine): &(usize, Load), (_, theirs): &(usize, Load)| {
+    let beside = |what: &str, (n, mine): &(usize, Load), (_, theirs): &(usize, Load)| {
         let p99 = mine.latency_ms.quantile(0.99) / theirs.latency_ms.quantile(0.99);
-        json!({ "connections": n, "rate_over_etcd": mine.rate() / theirs.rate(), "p99_over_etcd": p99 })
+        json!({ "load": what, "connections": n, "rate_over_etcd": mine.rate() / theirs.rate(), "p99_over_etcd": p99 })
     };
-    let ratios: Vec<Value> = submit.iter().zip(&puts).map(|(a, b)| beside(a, b)).collect();
+    let ratios: Vec<Value> = swaps.iter().zip(&puts).map(|(a, b)| beside("record commit", a, b)).collect();
+    let submits: Vec<Value> = submit.iter().zip(&puts).map(|(a, b)| beside("submit", a, b)).collect();
+    let ratios: Vec<Value> = ratios.into_iter().chain(submits).collect();
     let version = etcd.as_ref().map(|e| e.version.clone()).ok();
     let head = ["load", "per second", "p50 ms", "p99 ms"];
     let against: Vec<String> = ratios
@@ -134,7 +150,8 @@ async fn bench(args: Args) -> anyhow::Result<()> {
         .map(|r| {
             let (rate, p99) = (r["rate_over_etcd"].as_f64(), r["p99_over_etcd"].as_f64());
             format!(
-                "{} connections: {:.2} x etcd's rate (goal 3), p99 {:.2} x etcd's (goal at most 1)",
+                "{}, {} connections: {:.2} x etcd's rate (goal 3), p99 {:.2} x etcd's (goal at most 1)",
+                r["load"].as_str().unwrap_or_default(),
                 r["connections"],
                 rate.unwrap_or(f64::NAN),
                 p99.unwrap_or(f64::NAN)
@@ -169,19 +186,23 @@ async fn hold(fleet: &Fleet) -> anyhow::Result<Vec<String>> {
         ids.push(text(&job, "id")?.to_owned());
     }
     for id in &ids {
-        let begun = Instant::now();
-        loop {
-            let job: Value = fleet.peers[0].client.get(&format!("/v1/jobs/{id}")).await?;
-            if job["state"] == "running" {
-                break;
-            }
-            if begun.elapsed() > Duration::from_secs(30) {
-                bail!("a job that holds a cluster does not run: {job}");
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        until_running(fleet, id).await?;
     }
     Ok(ids)
+}
+
+async fn until_running(fleet: &Fleet, id: &str) -> anyhow::Result<()> {
+    let begun = Instant::now();
+    loop {
+        let job: Value = fleet.peers[0].client.get(&format!("/v1/jobs/{id}")).await?;
+        if job["state"] == "running" {
+            return Ok(());
+        }
+        if begun.elapsed() > Duration::from_secs(30) {
+            bail!("a job of the bench does not run: {job}");
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }
 
 /// Writers that each commit one row, wait for the disk, and commit the next.
@@ -249,8 +270,30 @@ async fn etcd_puts(etcd: &Etcd, connections: usize, span: Duration, load: &mut L
     Ok(())
 }
 
-/// Connections that each submit one job, wait for the answer, and submit the next.
-async fn submits(fleet: &Fleet, connections: usize, span: Duration, load: &mut Load) -> anyhow::Result<()> {
+/// Jobs that run and do nothing, for as long as the bench may take.
+async fn run_idle(fleet: &Fleet, count: usize) -> anyhow::Result<Vec<String>> {
+    let mut ids = Vec::new();
+    for n in 0..count {
+        let resources = r#"{"gpus":0,"cpus":0.5,"memory":"64MiB"}"#;
+        let spec = format!(r#"{{"name":"idle","run":"sleep 570","resources":{resources}}}"#);
+        let job = post(&fleet.peers[n % PEERS].client, "/v1/jobs", Some(&spec)).await?;
+        ids.push(text(&job, "id")?.to_owned());
+    }
+    for id in &ids {
+        until_running(fleet, id).await?;
+    }
+    Ok(ids)
+}
+
+/// Connections that each ask one thing, wait for the answer, and ask the next: `request` gives path and body for the
+/// nth of a connection.
+async fn ask_on(
+    fleet: &Fleet,
+    connections: usize,
+    span: Duration,
+    load: &mut Load,
+    request: impl Fn(usize, usize) -> (String, Bytes) + Clone + Send + Sync,
+) -> anyhow::Result<()> {
     let mut open = Vec::new();
     for n in 0..connections {
         let stream = tokio::net::UnixStream::connect(&fleet.peers[n % PEERS].socket).await?;
@@ -258,35 +301,32 @@ async fn submits(fleet: &Fleet, connections: usize, span: Duration, load: &mut L
         tokio::spawn(connection);
         open.push(sender);
     }
-    let body = Arc::new(Bytes::from_static(SPEC.as_bytes()));
     let begun = Instant::now();
-    let tasks: Vec<_> = open
-        .into_iter()
-        .map(|mut sender| {
-            let body = body.clone();
-            tokio::spawn(async move {
-                let mut sample = Sample::default();
-                while begun.elapsed() < span {
-                    let request = Request::post("/v1/jobs")
-                        .header(header::HOST, "starling")
-                        .header(header::CONTENT_TYPE, "application/json")
-                        .body(Full::new(Bytes::clone(&body)))?;
-                    let at = Instant::now();
-                    sender.ready().await?;
-                    let answer = sender.send_request(request).await?;
-                    let status = answer.status();
-                    let bytes = answer.into_body().collect().await?.to_bytes();
-                    if !status.is_success() {
-                        bail!("a submit was answered {status}: {}", String::from_utf8_lossy(&bytes));
-                    }
-                    sample.add(at.elapsed().as_secs_f64() * 1e3);
+    let tasks = open.into_iter().enumerate().map(|(n, mut sender)| {
+        let request = request.clone();
+        async move {
+            let mut sample = Sample::default();
+            while begun.elapsed() < span {
+                let (path, body) = request(n, sample.len());
+                let request = Request::post(path)
+                    .header(header::HOST, "starling")
+                    .header(header::CONTENT_TYPE, "application/json")
+                    .body(Full::new(body))?;
+                let at = Instant::now();
+                sender.ready().await?;
+                let answer = sender.send_request(request).await?;
+                let status = answer.status();
+                let bytes = answer.into_body().collect().await?.to_bytes();
+                if !status.is_success() {
+                    bail!("answered {status}: {}", String::from_utf8_lossy(&bytes));
                 }
-                Ok::<_, anyhow::Error>(sample)
-            })
-        })
-        .collect();
-    for task in tasks {
-        load.latency_ms.extend(&task.await?.context("submitting")?);
+                sample.add(at.elapsed().as_secs_f64() * 1e3);
+            }
+            Ok::<_, anyhow::Error>(sample)
+        }
+    });
+    for sample in futures::future::join_all(tasks).await {
+        load.latency_ms.extend(&sample.context("asking")?);
     }
     load.seconds += begun.elapsed().as_secs_f64();
     Ok(())

@@ -99,6 +99,10 @@ fn record() -> JobRecord {
         retries: 0,
         on_lost_contact: OnLostContact { grace: Some(Span::secs(9)), then: Then::Restart },
         placement: PlacementSpec::default(),
+        data_sizes: Default::default(),
+        groups: Default::default(),
+        array: None,
+        after: vec![],
         preemptible: None,
     };
     JobRecord::new(birth, spec, TraceId::default(), WallTime(1))

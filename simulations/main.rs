@@ -7,6 +7,7 @@ mod linear;
 mod linear_job;
 mod models;
 mod packing;
+mod placing;
 mod seeds;
 mod trace;
 mod world;
@@ -19,6 +20,12 @@ fn main() -> ExitCode {
     if args.first().is_some_and(|a| a == "model") {
         return models::command(rest);
     }
+    if let Some(done) = args.first().and_then(|name| placing::command(name, rest)) {
+        return done.unwrap_or_else(|why| {
+            eprintln!("simulate: {why}\nusage:\n{}", placing::USAGE);
+            ExitCode::from(2)
+        });
+    }
     let done = match args.first().map(String::as_str) {
         Some("seeds") => seeds::seeds(rest),
         Some("bugs") => seeds::bugs(rest),
@@ -27,7 +34,13 @@ fn main() -> ExitCode {
         _ => Err("what shall be simulated?".into()),
     };
     done.unwrap_or_else(|why| {
-        eprintln!("simulate: {why}\nusage:\n{}\n{}\n{}", seeds::USAGE, trace::USAGE, packing::USAGE);
+        eprintln!(
+            "simulate: {why}\nusage:\n{}\n{}\n{}\n{}",
+            seeds::USAGE,
+            placing::USAGE,
+            trace::USAGE,
+            packing::USAGE
+        );
         ExitCode::from(2)
     })
 }

@@ -14,7 +14,7 @@ use crate::world::{Bug, FAULTS, Fixed, Outcomes, RttMatrix, Scenario, World};
 
 pub const USAGE: &str =
     "simulate seeds [--count N | --seeds 1e6] [--seed S] [--peers P] [--jobs J] [--rtt FILE]
-               [--without FAULT,FAULT] [--bug NAME] [--threads T] [--trace] [--json]
+               [--without FAULT,FAULT] [--bug NAME] [--limited] [--threads T] [--trace] [--json]
 simulate bugs  [--count N] [--seed S] [--bug NAME] [--threads T] [--json]
 simulate model [NAME] [--bug NAME|all] [--large] [--trace] [--json]";
 
@@ -43,6 +43,7 @@ fn read(args: &[String], count: u64) -> Result<Ask, String> {
         match name.as_str() {
             "--json" => ask.json = true,
             "--trace" => ask.fixed.trace = true,
+            "--limited" => ask.fixed.limited = true,
             "--count" | "--seeds" | "--seed" | "--peers" | "--jobs" | "--threads" | "--rtt" | "--without"
             | "--bug" => {
                 let text = args.next().ok_or(format!("{name} wants a value"))?;

@@ -1,5 +1,6 @@
 //! The core in a simulated world: what must hold for every seed, and proof that the judge would see it.
 
+mod claims;
 mod linear;
 mod linear_job;
 mod linear_tests;
@@ -12,7 +13,7 @@ use world::{Bug, FAULTS, Faults, Fixed, Outcomes, RttMatrix, Scenario, World};
 
 /// Planted bugs, and within how many seeds each must be found. As measured (`simulate bugs --count 60`), the first
 /// seed that finds it is 1, 5, 1, 1, 28, 1, 1, 12, 2, 1, 1, 10.
-const PLANTED: [(Bug, u64); 12] = [
+const PLANTED: [(Bug, u64); 13] = [
     (Bug::NoGuard, 10),
     (Bug::GuardLate, 20),
     (Bug::SuspendWithoutBoottime, 10),
@@ -25,6 +26,7 @@ const PLANTED: [(Bug, u64); 12] = [
     (Bug::ClosedLost, 10),
     (Bug::ForgedAccept, 10),
     (Bug::StaleRead, 30),
+    (Bug::NoQuarantine, 60),
 ];
 
 fn run(seed: u64, fixed: &Fixed) -> Outcomes {
@@ -54,6 +56,28 @@ fn seeds_hold_under_every_fault() {
     // What was tried: every kind of fault, jobs that moved, cancels, and enough operations to compare.
     assert!(kinds.len() >= 12, "only {kinds:?}");
     assert!(faults > 300 && moved > 30 && cancelled > 5 && ops > 2_000, "{faults} {moved} {cancelled} {ops}");
+}
+
+/// A limited tenant: what runs of it anywhere, as the machines saw it, never passes the limit.
+#[test]
+fn a_tenants_limit_holds_under_every_fault() {
+    let (mut moved, mut faults) = (0, 0);
+    for seed in 200..=240 {
+        let outcome = run(seed, &Fixed { limited: true, ..Fixed::default() });
+        holds(&outcome);
+        (moved, faults) = (moved + outcome.moved, faults + outcome.faults.values().sum::<u64>());
+    }
+    assert!(moved > 10 && faults > 200, "{moved} {faults}");
+}
+
+#[test]
+fn the_judge_sees_a_limit_that_is_passed() {
+    let told_wrong = |seed| {
+        let drawn = Scenario::draw(seed, &Fixed { limited: true, peers: Some(5), ..Fixed::default() });
+        World::new(Scenario { limit: Some(8), limit_told_wrong: 4, jobs: 15, ..drawn }).run()
+    };
+    let seen = (1..=5).any(|seed| told_wrong(seed).violations.iter().any(|v| v.starts_with("I5")));
+    assert!(seen, "12 GPUs of 8 ran and nobody saw it");
 }
 
 #[test]

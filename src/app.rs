@@ -1,8 +1,10 @@
 //! The sole place that wires the layers: a peer from its settings, and its orderly end.
 
 pub mod command;
+mod datasets;
 mod node;
 mod open;
+mod quarantine;
 mod settings;
 mod tasks;
 
@@ -28,7 +30,7 @@ use crate::core::message::SPEAKS;
 use crate::core::{CoreConfig, Input, Now, Peer};
 use crate::model::config::BackendKind;
 use crate::model::gpu;
-use crate::model::report::{BuildReport, CapacityReport, Liveness};
+use crate::model::report::{BuildReport, CapacityReport, Inventory, Liveness};
 use crate::runtime::driver::{self, DriverParts};
 use crate::runtime::gossip::Facet;
 use crate::runtime::gossip::GossipConfig;
@@ -38,6 +40,7 @@ use crate::runtime::store::StoreError;
 use crate::runtime::tokens::{IssuerParts, TokenBook, TokenIssuer};
 use crate::surface::serve::{self, ApiListeners};
 use crate::transport::Net;
+use datasets::measure;
 
 /// Why a peer did not start or did not go on. What is on disk is as it was last synced.
 #[derive(Debug, thiserror::Error)]
@@ -57,6 +60,9 @@ pub enum UpError {
     /// A listening socket of the API.
     #[error("cannot serve the API at {0}: {1}")]
     Api(String, std::io::Error),
+    /// The store is an older copy of itself: begin a new one with [`begin_new_disk`].
+    #[error("{0}")]
+    RolledBack(String),
     /// The disk failed while it ran.
     #[error("the store failed: {0}; free space or replace the disk, then start the peer again")]
     Store(StoreError),
@@ -82,6 +88,11 @@ pub struct Running {
     cancel: CancellationToken,
     api_cancel: CancellationToken,
     failure: oneshot::Receiver<StoreError>,
+}
+
+/// Puts a store that is an older copy of itself aside, and begins a new one. The peer must have ended.
+pub async fn begin_new_disk(settings: &Settings, why: &str) -> Result<(), UpError> {
+    Ok(quarantine::begin(settings, why, clock::wall()).await?)
 }
 
 /// Starts a peer. Returns when it serves.
@@ -131,6 +142,7 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
         name: name.clone(),
         store: store.id(),
         boot: opened.boot,
+        first_boot: store.boot() == 1,
         replicas: settings.replicas,
         renew_every: settings.renew_every,
         rho_milli: settings.rho_milli,
@@ -144,6 +156,7 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
         nodes: nodes.clone(),
         schedule,
         runs_images: found.container_runtime.is_some(),
+        policies: settings.policies.clone(),
         pace: Pace::default(),
         seed,
     };
@@ -177,9 +190,14 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
         pue_milli: settings.pue_milli,
         nodes,
         container_runtime: found.container_runtime,
+        terms: settings.terms.clone(),
     };
     let build = BuildReport { version: env!("CARGO_PKG_VERSION").into(), wire: SPEAKS };
-    for facet in [Facet::Capacity(capacity.clone()), Facet::Build(build)] {
+    let data = Inventory::of(measure(&settings.datasets).await);
+    let images = Inventory::of(settings.images.iter().cloned());
+    let facets =
+        [Facet::Capacity(capacity.clone()), Facet::Build(build), Facet::Data(data), Facet::Images(images)];
+    for facet in facets {
         if let Err(error) = mesh.publish(facet) {
             tracing::error!("cannot report: {error}");
         }
@@ -209,8 +227,14 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
     }));
     let router = crate::surface::api::router(node.clone());
     tracker.spawn(tasks::incoming(core.clone(), mesh.clone(), router.clone(), incoming, cancel.clone()));
-    let health =
-        tasks::Health { core, mesh, store, backend: backend.clone(), reserve: settings.disk_reserve };
+    let health = tasks::Health {
+        core,
+        mesh,
+        store,
+        backend: backend.clone(),
+        reserve: settings.disk_reserve,
+        disk_note: opened.disk_note,
+    };
     tracker.spawn(health.run(cancel.clone()));
     // Adoption ends before users are served: what ran before is accounted for first.
     backend.adopt(events).await.map_err(|e| UpError::Backend(kind, e))?;
@@ -256,6 +280,11 @@ fn backend(settings: &Settings, name: &crate::base::PeerName) -> anyhow::Result<
     }
 }
 
+/// Where the datasets that are declared here lie.
+fn places(settings: &Settings) -> std::collections::BTreeMap<String, PathBuf> {
+    settings.datasets.iter().filter_map(|d| Some((d.name.clone(), d.path.clone()?))).collect()
+}
+
 fn local(settings: &Settings, name: &PeerName, exe: PathBuf) -> anyhow::Result<Arc<dyn Backend>> {
     let mut config = LocalConfig::new(settings.state.clone(), exe, name.clone());
     config.declared = settings.nodes.clone();
@@ -264,6 +293,7 @@ fn local(settings: &Settings, name: &PeerName, exe: PathBuf) -> anyhow::Result<A
     config.notice = settings.notice;
     config.attempts_kept = settings.attempts_kept;
     config.container_runtime.clone_from(&settings.container_runtime);
+    config.datasets = places(settings);
     config.canonical_gpu = |name: &str, memory: Bytes| gpu::canonical_measured(name, memory).ok();
     Ok(Arc::new(LocalBackend::new(config)?))
 }
@@ -280,6 +310,7 @@ fn slurm(settings: &Settings, name: &PeerName, exe: PathBuf) -> anyhow::Result<A
     config.gpu_names.clone_from(&wish.gpu_names);
     (config.interval, config.pending_max) = (wish.interval, wish.pending_max);
     (config.listen, config.host) = (wish.guard_listen, wish.guard_host.clone());
+    config.datasets = places(settings);
     config.notice_signal = slurm::signal_number(&wish.notice_signal);
     config.notice = settings.notice;
     config.logs = settings.logs;
@@ -297,7 +328,10 @@ impl Running {
         };
         if let Some(error) = failed {
             self.close().await;
-            return Err(UpError::Store(error));
+            return Err(match error {
+                StoreError::RolledBack(why) => UpError::RolledBack(why.to_string()),
+                error => UpError::Store(error),
+            });
         }
         if self.settings.on_shutdown == OnShutdown::Move && self.others_alive() {
             self.hand_back().await;

@@ -13,6 +13,7 @@ mod invariants;
 mod lease;
 mod moving;
 pub mod production;
+mod quota;
 mod register;
 mod whole;
 
@@ -21,9 +22,10 @@ pub use command::command;
 pub use invariants::{ALL, sentence};
 
 use forgetting::Forgetting;
-use invariants::{I1, I2, I4, I8, I8_COPY};
+use invariants::{I1, I2, I4, I5, I5_SHARE, I8, I8_COPY};
 use lease::{Lease, Sizes};
 use moving::Moving;
+use quota::Quota;
 use register::Register;
 use whole::Whole;
 
@@ -56,6 +58,14 @@ pub enum Bug {
     GracesConfused,
     UnchosenTakeoverCounts,
     OldSeriesExtends,
+    SpentWithoutShare,
+    ShareRaisedBeforeLedger,
+    ShareLoweredAtLedgerFirst,
+    LoweredShareLostInCrash,
+    OldShareMadeLate,
+    ReclaimedByTime,
+    ReclaimedWithoutCondition,
+    ReboundUnknownToLedger,
 }
 
 /// A bug, the model that it is put into, and the invariant that it must break there.
@@ -77,8 +87,8 @@ const fn known(
     Known { bug, name, model, breaks, says }
 }
 
-/// All of them, in the design's order; the last two are what the models found in production.
-pub const BUGS: [Known; 26] = [
+/// All of them, in the design's order; after those what the models found in production, and those of quotas.
+pub const BUGS: [Known; 34] = [
     known(
         Bug::NoBallotCheck,
         "no-ballot-check",
@@ -219,10 +229,66 @@ pub const BUGS: [Known; 26] = [
         I2,
         "renewals of the old series extend an attempt whose record may be bound to the new one already",
     ),
+    known(
+        Bug::SpentWithoutShare,
+        "spent-without-share",
+        "quota",
+        I5,
+        "a cluster begins what no share covers",
+    ),
+    known(
+        Bug::ShareRaisedBeforeLedger,
+        "share-raised-before-ledger",
+        "quota",
+        I5,
+        "a cluster spends more before the ledger says so",
+    ),
+    known(
+        Bug::ShareLoweredAtLedgerFirst,
+        "share-lowered-at-ledger-first",
+        "quota",
+        I5,
+        "the ledger gives to others what the cluster still spends",
+    ),
+    known(
+        Bug::LoweredShareLostInCrash,
+        "lowered-share-lost-in-crash",
+        "quota",
+        I5,
+        "a cluster forgets in a crash that it gave back",
+    ),
+    known(
+        Bug::OldShareMadeLate,
+        "old-share-made-late",
+        "quota",
+        I5_SHARE,
+        "a change to a share is made once more after a newer one",
+    ),
+    known(
+        Bug::ReclaimedByTime,
+        "reclaimed-by-time",
+        "quota",
+        I5_SHARE,
+        "a share is taken back although its contact may still be renewed",
+    ),
+    known(
+        Bug::ReclaimedWithoutCondition,
+        "reclaimed-without-condition",
+        "quota",
+        I5_SHARE,
+        "a share is taken back although its cluster has changed it since",
+    ),
+    known(
+        Bug::ReboundUnknownToLedger,
+        "rebound-unknown-to-ledger",
+        "quota",
+        I5_SHARE,
+        "an attempt moves to a contact that the ledger does not know of",
+    ),
 ];
 
 /// The models by name: what runs them, small or large, with a bug or without.
-pub const MODELS: [&str; 12] = [
+pub const MODELS: [&str; 13] = [
     "register",
     "lease",
     "lease-register",
@@ -235,6 +301,7 @@ pub const MODELS: [&str; 12] = [
     "moving-far",
     "moving-lost-disk",
     "forgetting",
+    "quota",
 ];
 
 fn lease(name: &str, large: bool) -> Sizes {
@@ -293,6 +360,7 @@ pub fn run(name: &str, bug: Option<&Known>, large: bool) -> Option<Report> {
         "moving-far" => run.check(Moving { far: true, ..moving }),
         "moving-lost-disk" => run.check(Moving { lost_disk: true, ballots: small, ..moving }),
         "forgetting" => run.check(Forgetting { ballots: if large { 6 } else { 4 }, bug }),
+        "quota" => run.check(Quota { changes: if large { 4 } else { 2 }, bug }),
         other => run.check(Lease { sizes: lease(other, large), bug }),
     })
 }

@@ -36,6 +36,7 @@ impl Homes {
             name: homes[0].peer.clone(),
             store: homes[0].store,
             boot: 1,
+            first_boot: true,
             replicas: 3,
             renew_every: Span::secs(5),
             rho_milli: 10,
@@ -49,6 +50,7 @@ impl Homes {
             nodes: Vec::new(),
             schedule: Default::default(),
             runs_images: false,
+            policies: Default::default(),
             pace: Pace::default(),
             seed: 1,
         };

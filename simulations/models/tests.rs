@@ -14,7 +14,7 @@ use models::production::{
 use models::{ALL, BUGS, Known, MODELS, run};
 
 /// States below which a run would have tried too little, for each model in its small size.
-const AT_LEAST: [(&str, usize); 12] = [
+const AT_LEAST: [(&str, usize); 13] = [
     ("register", 9_000),
     ("lease", 21_000),
     ("lease-register", 270_000),
@@ -27,6 +27,7 @@ const AT_LEAST: [(&str, usize); 12] = [
     ("moving-far", 78_000),
     ("moving-lost-disk", 8_800),
     ("forgetting", 19_000),
+    ("quota", 1_000),
 ];
 
 fn holds(name: &str) {
@@ -74,6 +75,17 @@ fn moving_holds() {
 #[test]
 fn forgetting_holds() {
     holds("forgetting");
+}
+
+/// A tenant runs no more than its limit, whatever is lost, and a share comes back only when nothing spends it.
+#[test]
+fn quotas_hold() {
+    holds("quota");
+}
+
+#[test]
+fn bugs_of_quotas_are_found() {
+    finds(&["quota"]);
 }
 
 fn finds(models: &[&str]) {

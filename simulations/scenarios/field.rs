@@ -131,6 +131,7 @@ impl Field {
                 name: name(i),
                 store: StoreId([i as u8 + 1; 16]),
                 boot: 1,
+                first_boot: true,
                 replicas: 3,
                 renew_every: Span::secs(1),
                 rho_milli: 10,
@@ -144,6 +145,7 @@ impl Field {
                 nodes: nodes.clone(),
                 schedule: Default::default(),
                 runs_images: false,
+                policies: Default::default(),
                 pace: Pace::default(),
                 seed: i as u64 + 1,
             };
@@ -321,12 +323,15 @@ impl Field {
                     pue_milli: 1_200,
                     nodes: seat.nodes.clone(),
                     container_runtime: None,
+                    terms: Default::default(),
                 }),
                 queue,
                 contact: seat.soft.1.clone(),
                 health: Some(HealthReport { boot: 1, ..HealthReport::default() }),
                 build: Some(BuildReport { version: String::new(), wire: SPEAKS }),
                 links: Vec::new(),
+                data: None,
+                images: None,
                 heard_at: seat.heard,
             };
             view.members.insert(

@@ -5,6 +5,7 @@
 mod bad_input;
 mod faults;
 mod harness;
+mod honest;
 mod mesh;
 mod one_peer;
 mod preempt;

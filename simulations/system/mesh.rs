@@ -20,6 +20,8 @@ pub struct Plan {
     pub listen: String,
     /// More tables of the configuration.
     pub tables: String,
+    /// It stores records and runs nothing.
+    pub witness: bool,
     /// Which build.
     pub binary: PathBuf,
 }
@@ -33,16 +35,24 @@ impl Plan {
             _ => "ap-south",
         };
         let (listen, binary) = ("127.0.0.1:0".into(), STARLING.into());
-        Self { name, region, gpu: "A100-80G", gpus: 4, listen, tables: String::new(), binary }
+        Self { name, region, gpu: "A100-80G", gpus: 4, listen, tables: String::new(), witness: false, binary }
     }
 
     fn text(&self) -> String {
+        let nodes = format!(
+            "[[nodes]]\nname = \"pool\"\ngpu = \"{}\"\ngpus = {}\ncpus = 16\nmemory = \"64G\"\n",
+            self.gpu, self.gpus
+        );
         format!(
-            "name = \"{}\"\nregion = \"{}\"\nlisten = \"{}\"\nprice_per_gpu_hour = 2.5\n\
-             [api]\nlisten = \"off\"\n\
-             [[nodes]]\nname = \"pool\"\ngpu = \"{}\"\ngpus = {}\ncpus = 16\nmemory = \"64G\"\n\
+            "name = \"{}\"\nregion = \"{}\"\nlisten = \"{}\"\nprice_per_gpu_hour = 2.5\nwitness = {}\n\
+             [api]\nlisten = \"off\"\n{}\
              [timing]\nrenew_every = \"500ms\"\nmargin = \"1s\"\nprobe_every = \"never\"\n{}",
-            self.name, self.region, self.listen, self.gpu, self.gpus, self.tables
+            self.name,
+            self.region,
+            self.listen,
+            self.witness,
+            if self.witness { String::new() } else { nodes },
+            self.tables
         )
     }
 }
@@ -218,7 +228,8 @@ impl Mesh {
                 let list = get(&peer.state, "/v1/clusters")?;
                 let clusters = list["clusters"].as_array().cloned().unwrap_or_default();
                 let good = |c: &&Value| {
-                    c["liveness"] == "alive" && !c["gpus"].as_object().is_none_or(|g| g.is_empty())
+                    c["liveness"] == "alive"
+                        && (c["witness"] == true || !c["gpus"].as_object().is_none_or(|g| g.is_empty()))
                 };
                 let alive = clusters.iter().filter(good).count();
                 if alive == self.peers.len() { Ok(()) } else { Err(format!("{list}")) }

@@ -133,6 +133,7 @@ impl Sim<'_> {
             name: shapes::name(i),
             store: shapes::store(i),
             boot: 1,
+            first_boot: true,
             replicas: self.setting.replicas,
             renew_every: Span::secs(3_600),
             rho_milli: 10,
@@ -146,6 +147,7 @@ impl Sim<'_> {
             nodes: shapes::nodes(&self.trace.sites[i]),
             schedule: Default::default(),
             runs_images: false,
+            policies: Default::default(),
             pace: Pace {
                 claim_every_max: Span::secs(300),
                 claim_for: Span::secs(900),

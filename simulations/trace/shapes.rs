@@ -75,12 +75,15 @@ pub fn member(
             pue_milli: 1_200,
             nodes: nodes(site),
             container_runtime: None,
+            terms: Default::default(),
         }),
         queue,
         contact,
         health: Some(HealthReport { boot: 1, ..HealthReport::default() }),
         build: Some(BuildReport { version: String::new(), wire: SPEAKS }),
         links: Vec::new(),
+        data: None,
+        images: None,
         heard_at,
     };
     MemberView {

@@ -75,6 +75,8 @@ impl World {
                 health: Some(HealthReport { disk_full: soft.disk_full, ..HealthReport::default() }),
                 build: Some(BuildReport { version: String::new(), wire: starling::core::message::SPEAKS }),
                 links: Vec::new(),
+                data: None,
+                images: None,
                 heard_at: m.clock(at),
             });
             let member = MemberView {

@@ -18,6 +18,9 @@ pub struct Execution {
     pub from: Instant,
     pub until: Option<Instant>,
     pub finished: bool,
+    pub gpus: u32,
+    /// The peer that started it knew that the tenant is limited.
+    pub limited: bool,
 }
 
 /// An attempt that runs.
@@ -119,7 +122,11 @@ impl World {
         }
         self.check_start(i, key, running.gpus);
         let (job, epoch) = (key.job, key.epoch.0);
-        self.ledger.push(Execution { job, epoch, peer: i, from: self.t, until: None, finished: false });
+        let (gpus, limited) = (running.gpus, self.knows_the_limit(i));
+        let begins =
+            Execution { job, epoch, peer: i, from: self.t, until: None, finished: false, gpus, limited };
+        self.ledger.push(begins);
+        self.check_limit(i, key);
         let work = Span(500_000 + self.rng.below(self.scenario.work_max.0 - 500_000));
         let running = Running { done_at: self.t + work, ..running };
         self.note(|w| format!("{} STARTS {} epoch {}", w.machines[i].name, key.job.short(), key.epoch));

@@ -88,6 +88,24 @@ impl World {
         wrong.into_iter().for_each(|w| self.violation(w));
     }
 
+    /// I5 at the moment of a start: GPUs of the tenant that run anywhere, by those who know that it is limited. Once
+    /// all have known, nobody starts anything without knowing, a new disk or not.
+    pub(super) fn check_limit(&mut self, i: usize, key: AttemptKey) {
+        let Some(limit) = self.scenario.limit else { return };
+        let counts = |e: &&Execution| e.limited && e.until.is_none() && !self.sleeps_past_its_end(e);
+        let used: u32 = self.ledger.iter().filter(counts).map(|e| e.gpus).sum();
+        if used > limit {
+            self.violation(format!("I5: with {key} at peer {i} the tenant runs {used} GPUs of {limit}"));
+        }
+        if self.users.limit_known && !self.knows_the_limit(i) {
+            self.violation(format!("I5: peer {i} starts {key} and knows of no limit"));
+        }
+    }
+
+    pub(super) fn knows_the_limit(&self, i: usize) -> bool {
+        self.machines[i].core.as_ref().is_some_and(|core| core.knows_tenant(shapes::TENANT))
+    }
+
     /// S2t as docs/protocol.md promises it: a suspended machine runs nothing, and when it wakes its guard needs a
     /// moment; only the fenced path covers that moment. Both only past the attempt's own deadline.
     fn sleeps_past_its_end(&self, other: &Execution) -> bool {

@@ -35,6 +35,8 @@ pub struct Machine {
     pub name: PeerName,
     pub store: StoreId,
     pub boot: u64,
+    /// Starts of this store, however they are counted.
+    pub starts: u64,
     pub core: Option<Peer>,
     /// Changes whenever the process does; stale events of an older one are dropped.
     pub life: u64,
@@ -42,6 +44,8 @@ pub struct Machine {
     pub disk: DiskImage,
     /// The planted lying disk: what it really holds.
     pub flushed: DiskImage,
+    /// A copy of the disk that somebody keeps: what it held, and how often it had been started.
+    pub copy: Option<(DiskImage, u64, u64)>,
     pub unsynced: VecDeque<Batch>,
     pub synced_until: Instant,
     /// A sync takes up to this much longer.
@@ -79,10 +83,12 @@ impl Machine {
             name,
             store,
             boot: 0,
+            starts: 0,
             core: None,
             life: 0,
             disk: DiskImage::default(),
             flushed: DiskImage::default(),
+            copy: None,
             unsynced: VecDeque::new(),
             synced_until: Instant(0),
             slow: Span::ZERO,
@@ -158,6 +164,7 @@ impl World {
         let (t, bug) = (self.t, self.scenario.bug);
         let m = &mut self.machines[i];
         m.boot = if bug == Some(Bug::BootForgotten) { 1 } else { m.boot + 1 };
+        m.starts += 1;
         m.life += 1;
         m.unsynced.clear();
         m.synced_until = t;
@@ -167,6 +174,7 @@ impl World {
             name: m.name.clone(),
             store: m.store,
             boot: m.boot,
+            first_boot: m.starts == 1,
             replicas: 3,
             renew_every: self.scenario.renew_every,
             rho_milli: RHO_MILLI,
@@ -180,6 +188,7 @@ impl World {
             nodes: shapes::nodes(),
             schedule: Default::default(),
             runs_images: false,
+            policies: Default::default(),
             pace: Pace::default(),
             seed,
         };
@@ -266,6 +275,11 @@ impl World {
                     });
                 }
                 Output::Flash(flash) => self.flash(i, flash),
+                Output::Quarantine { why } => {
+                    let life = self.machines[i].life;
+                    self.note(|w| format!("{} GOES INTO QUARANTINE: {why}", w.machines[i].name));
+                    self.at(Span(1), Event::Quarantine(i, life));
+                }
                 Output::Report { queue, contact } => {
                     let t = self.t;
                     self.machines[i].publish(t, |soft| (soft.queue, soft.contact) = (Some(queue), contact));

@@ -51,6 +51,8 @@ pub enum Event {
     Fault(Fault),
     CrashAtWrite(usize, u64),
     Restart(usize),
+    RollBack(usize),
+    Quarantine(usize, u64),
     Resume(usize, u64),
     GapOver(usize),
     DiskEasy(usize),
@@ -103,6 +105,8 @@ impl Event {
             Event::User(_) => (21, 0),
             Event::Check => (22, 0),
             Event::Isolate(i) => (23, *i),
+            Event::RollBack(i) => (24, *i),
+            Event::Quarantine(i, _) => (25, *i),
         };
         [kind, i as u8, (i >> 8) as u8]
     }
@@ -286,6 +290,12 @@ impl World {
             Event::Restart(i) => {
                 if self.machines[i].core.is_none() {
                     self.boot(i);
+                }
+            }
+            Event::RollBack(i) => self.roll_back(i),
+            Event::Quarantine(i, life) => {
+                if self.machines[i].life == life {
+                    self.quarantine(i);
                 }
             }
             Event::Resume(i, pause) => self.resume(i, Some(pause)),

@@ -1,7 +1,7 @@
 //! Faults, each from a process of its own that draws when, where and for how long from the seed.
 
 use starling::base::{Instant, Span, StoreId};
-use starling::core::{DiskImage, Input};
+use starling::core::{DiskImage, Input, Write};
 
 use super::network::Cut;
 use super::scenario::{Bug, Shape};
@@ -19,6 +19,7 @@ pub enum Fault {
     SlowDisk,
     FullDisk,
     LostDisk,
+    RollBack,
 }
 
 impl World {
@@ -40,6 +41,7 @@ impl World {
             Fault::SlowDisk => faults.slow_disk,
             Fault::FullDisk => faults.full_disk,
             Fault::LostDisk => faults.lost_disk,
+            Fault::RollBack => faults.roll_back,
         }
     }
 
@@ -53,6 +55,7 @@ impl World {
             Fault::SlowDisk,
             Fault::FullDisk,
             Fault::LostDisk,
+            Fault::RollBack,
         ];
         let spot = (0..self.machines.len()).filter(|i| i % 3 == 1).map(Fault::Churn);
         for fault in single.into_iter().chain(spot) {
@@ -83,6 +86,7 @@ impl World {
             Fault::SlowDisk => self.slow_disk(i),
             Fault::FullDisk => self.fill_disk(i),
             Fault::LostDisk => return self.lose_disk(i),
+            Fault::RollBack => return self.copy_disk(i),
         }
         self.again(fault, Span::ZERO);
     }
@@ -134,11 +138,66 @@ impl World {
             m.ever_started.clear();
         }
         if !as_old {
-            (m.store, m.boot) = (store, 0);
+            (m.store, m.boot, m.starts) = (store, 0, 0);
         }
         m.published.clear();
         self.note(|w| format!("{} LOSES ITS DISK, machine too: {machine_too}", w.machines[i].name));
         let back = Span::millis(200) + self.around(Span::secs(6));
+        self.at(back, Event::Restart(i));
+    }
+
+    /// Somebody copies a disk, and will put it back; a run has one of these or one lost disk.
+    fn copy_disk(&mut self, i: usize) {
+        let m = &mut self.machines[i];
+        m.copy = Some((m.disk.clone(), m.boot, m.starts));
+        self.note(|w| format!("{}'s disk is copied", w.machines[i].name));
+        // Younger copies may go unnoticed.
+        let back = Span::secs(8) + self.around(Span::secs(12));
+        self.at(back, Event::RollBack(i));
+    }
+
+    pub(super) fn roll_back(&mut self, i: usize) {
+        if self.healed {
+            return;
+        }
+        if self.machines[i].core.is_none() || self.machines[i].asleep.is_some() {
+            return self.at(Span::secs(1), Event::RollBack(i));
+        }
+        let Some((disk, boot, starts)) = self.machines[i].copy.take() else { return };
+        self.fault("roll-back");
+        self.stop_process(i);
+        let machine_too = self.rng.chance(0.5);
+        if machine_too {
+            self.stop_machine(i);
+        }
+        let m = &mut self.machines[i];
+        (m.disk, m.boot, m.starts) = (disk.clone(), boot, starts);
+        m.flushed = disk;
+        if machine_too {
+            m.ended.clear();
+            m.ever_started.clear();
+        }
+        self.note(|w| format!("{} GETS AN OLD DISK BACK, machine too: {machine_too}", w.machines[i].name));
+        let back = Span::millis(200) + self.around(Span::secs(4));
+        self.at(back, Event::Restart(i));
+    }
+
+    /// The runtime's part: the old store is put aside, and a new one begins with the callers' keys.
+    pub(super) fn quarantine(&mut self, i: usize) {
+        self.fault("quarantine");
+        self.stop_process(i);
+        let store = StoreId(self.rng.bytes16());
+        let m = &mut self.machines[i];
+        let rows = m.disk.tables.iter().flat_map(|(table, rows)| {
+            rows.iter().map(|(k, v)| Write { table: *table, key: k.clone(), value: Some(v.clone()) })
+        });
+        let kept: Vec<Write> = rows.filter(starling::core::outlives_quarantine).collect();
+        let mut disk = DiskImage::default();
+        super::machine::apply(&mut disk, &kept);
+        (m.disk, m.flushed) = (disk.clone(), disk);
+        (m.store, m.boot, m.starts) = (store, 0, 0);
+        m.published.clear();
+        let back = Span::millis(100) + self.around(Span::secs(1));
         self.at(back, Event::Restart(i));
     }
 

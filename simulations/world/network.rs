@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use starling::base::{PeerName, Rng, Span};
 use starling::core::Message;
-use starling::core::message::{AnswerBody, RegisterAnswer, RegisterBody};
+use starling::core::message::{AnswerBody, DiskWord, RegisterAnswer, RegisterBody};
 
 use super::scenario::Bug;
 use super::{Event, World};
@@ -134,6 +134,11 @@ impl World {
     pub(super) fn post(&mut self, from: usize, to: &PeerName, message: Message) {
         let Some(&to) = self.index.get(to) else { return };
         self.net.messages += 1;
+        if self.scenario.bug.is_some_and(Bug::of_a_disk)
+            && let Message::Disk(word) = &message
+        {
+            return self.forget_mark(from, to, word);
+        }
         if from == to {
             return self.at(Span(1), Event::Deliver { to, from, message: Box::new(message) });
         }
@@ -183,6 +188,15 @@ impl World {
         }
         self.net.lost += 1;
         None
+    }
+
+    /// Nobody remembers: every question about a disk is answered so.
+    fn forget_mark(&mut self, from: usize, to: usize, word: &DiskWord) {
+        if let DiskWord::Ask { life } = word {
+            let nothing = Message::Disk(DiskWord::Seen { nonce: life.nonce, seen: None });
+            let delay = self.delay(from, to);
+            self.at(delay, Event::Deliver { to: from, from: to, message: Box::new(nothing) });
+        }
     }
 
     /// The planted bug: the acceptor never sees the request, and its yes comes back.

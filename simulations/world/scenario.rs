@@ -29,6 +29,10 @@ pub struct Scenario {
     pub only_cut: Option<Shape>,
     /// A planted bug, to show that the judge finds it.
     pub bug: Option<Bug>,
+    /// GPUs that the tenant of all jobs may run at once, over all clusters.
+    pub limit: Option<u32>,
+    /// Starling is told that many more: the judge must see it.
+    pub limit_told_wrong: u32,
     /// Round trips between regions; generated where none is given.
     pub rtt: Option<Arc<RttMatrix>>,
     /// Print what happens.
@@ -64,12 +68,14 @@ pub struct Faults {
     pub full_disk: Span,
     /// One peer comes back with an empty disk, this long after the start or later.
     pub lost_disk: Span,
+    /// One peer's disk is copied this long after the start or later, and put back some time after that.
+    pub roll_back: Span,
     /// Views lag by up to this.
     pub stale_gossip: Span,
 }
 
 /// Names for `--without`, in the order of `Faults`.
-pub const FAULTS: [&str; 15] = [
+pub const FAULTS: [&str; 16] = [
     "loss",
     "duplicate",
     "late-duplicate",
@@ -84,6 +90,7 @@ pub const FAULTS: [&str; 15] = [
     "slow-disk",
     "full-disk",
     "lost-disk",
+    "roll-back",
     "stale-gossip",
 ];
 
@@ -103,6 +110,7 @@ impl Faults {
         slow_disk: Span::ZERO,
         full_disk: Span::ZERO,
         lost_disk: Span::ZERO,
+        roll_back: Span::ZERO,
         stale_gossip: Span::ZERO,
     };
 
@@ -120,7 +128,13 @@ impl Faults {
             let secs = low as f64 * (high as f64 / low as f64).powf(x);
             if on { Span((secs * 1e6) as u64) } else { Span::ZERO }
         };
+        let lost_disk = every(0.35, 5, 40);
+        // One disk of a home set at a time.
+        let roll_back = every(0.3, 3, 20);
+        let roll_back = if lost_disk > Span::ZERO { Span::ZERO } else { roll_back };
         Faults {
+            lost_disk,
+            roll_back,
             loss,
             duplicate,
             late_duplicate,
@@ -134,7 +148,6 @@ impl Faults {
             stall: every(0.4, 6, 40),
             slow_disk: every(0.4, 5, 30),
             full_disk: every(0.25, 8, 40),
-            lost_disk: every(0.35, 5, 40),
             stale_gossip: every(0.4, 1, 8),
         }
     }
@@ -157,6 +170,7 @@ impl Faults {
             "slow-disk" => self.slow_disk = none.slow_disk,
             "full-disk" => self.full_disk = none.full_disk,
             "lost-disk" => self.lost_disk = none.lost_disk,
+            "roll-back" => self.roll_back = none.roll_back,
             "stale-gossip" => self.stale_gossip = none.stale_gossip,
             _ => return false,
         }
@@ -193,10 +207,12 @@ pub enum Bug {
     ForgedAccept,
     /// A read is answered from one peer's last accepted value.
     StaleRead,
+    /// Nobody remembers what was seen of a disk: one that is put back from an older copy is used on.
+    NoQuarantine,
 }
 
 impl Bug {
-    pub const ALL: [Bug; 13] = [
+    pub const ALL: [Bug; 14] = [
         Bug::NoGuard,
         Bug::GuardLate,
         Bug::SuspendWithoutBoottime,
@@ -210,6 +226,7 @@ impl Bug {
         Bug::ClosedLost,
         Bug::ForgedAccept,
         Bug::StaleRead,
+        Bug::NoQuarantine,
     ];
 
     pub fn name(self) -> &'static str {
@@ -227,7 +244,14 @@ impl Bug {
             Bug::ClosedLost => "closed-lost",
             Bug::ForgedAccept => "forged-accept",
             Bug::StaleRead => "stale-read",
+            Bug::NoQuarantine => "no-quarantine",
         }
+    }
+
+    /// A disk does not hold what it should, and nobody remembers marks: or the quarantine would hide the bug.
+    pub fn of_a_disk(self) -> bool {
+        use Bug::*;
+        matches!(self, LyingDisk | AnswersUnsynced | NewDiskAsOld | BootForgotten | NoQuarantine)
     }
 
     pub fn named(name: &str) -> Option<Bug> {
@@ -252,6 +276,8 @@ pub struct Fixed {
     pub peers: Option<usize>,
     pub jobs: Option<usize>,
     pub bug: Option<Bug>,
+    /// The tenant of all jobs is limited.
+    pub limited: bool,
     pub rtt: Option<Arc<RttMatrix>>,
     pub without: Vec<String>,
     pub trace: bool,
@@ -270,7 +296,7 @@ impl Scenario {
         let mut faults = Faults::draw(&mut rng);
         if few {
             // A record of one or two homes does not outlive one of their disks.
-            faults.lost_disk = Span::ZERO;
+            (faults.lost_disk, faults.roll_back) = (Span::ZERO, Span::ZERO);
         }
         for name in &fixed.without {
             faults.without(name);
@@ -292,6 +318,8 @@ impl Scenario {
             cut_for,
             only_cut: None,
             bug: fixed.bug,
+            limit: fixed.limited.then_some(8 + (seed % 9) as u32),
+            limit_told_wrong: 0,
             rtt: fixed.rtt.clone(),
             trace: fixed.trace,
         };
@@ -327,6 +355,10 @@ impl Scenario {
                 self.faults.crash_at_write = 0.01;
             }
             Bug::NewDiskAsOld => (self.faults.lost_disk, self.faults.loss) = (Span::secs(12), 0.15),
+            Bug::NoQuarantine => {
+                (self.faults.roll_back, self.faults.loss) = (Span::secs(6), 0.15);
+                self.faults.lost_disk = Span::ZERO;
+            }
             Bug::ForgedAccept | Bug::StaleRead => self.faults.partition = Span::secs(8),
         }
         self
@@ -351,7 +383,14 @@ impl Scenario {
     /// that run into their patience, claims and back-off, and the work itself, queued.
     pub fn settle_bound(&self) -> Span {
         let rounds = 2 + self.jobs.div_ceil(self.peers) as u64;
-        self.takeover_after().scale(2, 1) + Span::secs(50) + self.work_max.scale(rounds, 1)
+        // Under a limit jobs may have to run one after another, each after another cluster's share has come back: idle
+        // for 10 s, or lost, and asked for again at most 16 s later.
+        let turns = if self.limit.is_some() { self.jobs as u64 } else { 0 };
+        let turn = self.work_max + Span::secs(30);
+        self.takeover_after().scale(2, 1)
+            + Span::secs(50)
+            + self.work_max.scale(rounds, 1)
+            + turn.scale(turns, 1)
     }
 }
 

@@ -8,6 +8,8 @@ use starling::model::report::CapacityReport;
 use starling::model::spec::{Communication, JobSpec, OnLostContact, PlacementSpec, Run, Then};
 use starling::model::{NodeCapacity, Resources};
 
+/// Whose all jobs are.
+pub const TENANT: &str = "default";
 /// GPUs of one cluster.
 pub const GPUS: u32 = 8;
 
@@ -34,13 +36,14 @@ pub fn capacity(region: usize) -> CapacityReport {
         pue_milli: 1_200,
         nodes: nodes(),
         container_runtime: None,
+        terms: Default::default(),
     }
 }
 
 pub fn spec(name: &str, gpus: u32, grace: Span) -> JobSpec {
     JobSpec {
         name: name.into(),
-        tenant: "default".into(),
+        tenant: TENANT.into(),
         priority: 50,
         resources: Resources { gpus, gpu: vec![], cpus: MilliCpu(1000), memory: Bytes(0) },
         nodes: 1,
@@ -55,6 +58,10 @@ pub fn spec(name: &str, gpus: u32, grace: Span) -> JobSpec {
         retries: 0,
         on_lost_contact: OnLostContact { grace: Some(grace), then: Then::Restart },
         placement: PlacementSpec::default(),
+        data_sizes: Default::default(),
+        groups: Default::default(),
+        array: None,
+        after: vec![],
         preemptible: None,
     }
 }

@@ -7,6 +7,7 @@ use starling::base::{JobId, Span};
 use starling::core::api::{AttemptKey, ClientError};
 use starling::core::{ClientRequest, ClientResponse, Input};
 use starling::model::JobRecord;
+use starling::model::tenant::LimitsPatch;
 
 use super::scenario::Bug;
 use super::{Event, World, shapes};
@@ -23,6 +24,8 @@ pub enum Act {
     Move(usize),
     /// The judge reads it after the world has healed.
     LastRead(usize),
+    /// An operator limits the tenant, until that is answered.
+    Limit,
 }
 
 /// A job as its users know it.
@@ -56,6 +59,11 @@ pub struct Users {
     tokens: u64,
     pub by_id: BTreeMap<JobId, usize>,
     pub refused: usize,
+    /// The operator's question.
+    limit_asked: Option<u64>,
+    limit_set: bool,
+    /// Every peer knows of the limit.
+    pub limit_known: bool,
     /// Reads of the last round that have not found an end yet.
     pub last_open: usize,
 }
@@ -63,6 +71,9 @@ pub struct Users {
 impl World {
     pub(super) fn employ_users(&mut self) {
         let chaos = self.scenario.chaos_for;
+        if self.scenario.limit.is_some() {
+            self.at(Span::millis(800), Event::User(Act::Limit));
+        }
         self.users.jobs = vec![UserJob::default(); self.scenario.jobs];
         for n in 0..self.scenario.jobs {
             let when = Span::secs(3) + Span(self.rng.below(chaos.0.saturating_sub(4_000_000).max(1)));
@@ -91,6 +102,7 @@ impl World {
     pub(super) fn user(&mut self, act: Act) {
         match act {
             Act::Submit(n) => self.submit(n),
+            Act::Limit => self.limit(),
             Act::Read(n) | Act::LastRead(n) => {
                 let Some(job) = self.users.jobs[n].id else { return };
                 let Some(i) = self.any_peer() else { return };
@@ -116,11 +128,41 @@ impl World {
         }
     }
 
+    fn limit(&mut self) {
+        // What is not on disk yet may be forgotten in a crash.
+        let row = format!("card/{}", shapes::TENANT).into_bytes();
+        let noted = |m: &super::machine::Machine| {
+            m.disk.tables.get(&starling::core::Table::Meta).is_some_and(|meta| meta.contains_key(&row))
+        };
+        let all = self.machines.iter().all(noted);
+        self.users.limit_known |= all;
+        if self.users.limit_known {
+            return;
+        }
+        self.at(Span::secs(2), Event::User(Act::Limit));
+        let Some(gpus) = self.scenario.limit.filter(|_| !self.users.limit_set) else { return };
+        let Some(i) = self.any_peer() else { return };
+        let told = u64::from(gpus + self.scenario.limit_told_wrong);
+        let patch = LimitsPatch {
+            gpus: Some(Some(told)),
+            grace: Some(Some(self.scenario.grace)),
+            ..LimitsPatch::default()
+        };
+        self.users.tokens += 1;
+        let token = self.users.tokens;
+        self.users.limit_asked = Some(token);
+        let (tenant, patch) = (shapes::TENANT.to_owned(), Some(Box::new(patch)));
+        self.input(i, Input::Client { token, request: ClientRequest::TenantSet { tenant, patch } });
+    }
+
     /// A job with a key is tried again at the peer that keeps the key, until it is answered.
     fn submit(&mut self, n: usize) {
         let job = self.users.jobs[n].clone();
         if job.answered || self.healed {
             return;
+        }
+        if self.scenario.limit.is_some() && !self.users.limit_set {
+            return self.at(Span::millis(700), Event::User(Act::Submit(n)));
         }
         let i = match job.keeper {
             Some((i, store)) if !self.runs(i) || self.machines[i].store != store => return,
@@ -187,6 +229,10 @@ impl World {
     }
 
     pub(super) fn reply(&mut self, token: u64, response: ClientResponse) {
+        if self.users.limit_asked == Some(token) {
+            self.users.limit_set |= matches!(response, ClientResponse::Tenant(_));
+            return self.note(|_| format!("limit: {}", short(&response)));
+        }
         let Some(Asked { job: n, op, last, peer }) = self.users.waiting.remove(&token) else { return };
         let ended = matches!(&response, ClientResponse::Job(r) if r.state.is_final());
         if last && !ended {

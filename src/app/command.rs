@@ -56,8 +56,33 @@ async fn serve(settings: Settings) -> Result<(), UpError> {
     let fault = |e: std::io::Error| UpError::Backend("signals", e.into());
     let (mut term, mut int) =
         (signal(SignalKind::terminate()).map_err(fault)?, signal(SignalKind::interrupt()).map_err(fault)?);
+    let mut hangup = signal(SignalKind::hangup()).map_err(fault)?;
+    loop {
+        let stop = async |core: crate::runtime::driver::CoreHandle| {
+            loop {
+                tokio::select! { biased;
+                    _ = term.recv() => break tracing::info!("SIGTERM: stopping"),
+                    _ = int.recv() => break tracing::info!("SIGINT: stopping"),
+                    _ = hangup.recv() => reload(settings.config_file.as_deref(), &core).await,
+                }
+            }
+        };
+        match once(&settings, stop).await {
+            Err(UpError::RolledBack(why)) => {
+                eprintln!("starling: {why}; it is put aside, and this peer begins a new disk");
+                super::begin_new_disk(&settings, &why).await?;
+            }
+            ended => return ended,
+        }
+    }
+}
+
+async fn once(
+    settings: &Settings,
+    stop: impl AsyncFnOnce(crate::runtime::driver::CoreHandle),
+) -> Result<(), UpError> {
     let socket = settings.socket();
-    let running = super::up(settings).await?;
+    let running = super::up(settings.clone()).await?;
     let about = crate::runtime::PeerHandle::about(&*running.node);
     eprintln!("starling {}: peer {} of mesh {} is up", about.version, about.name, &about.mesh[..8]);
     eprintln!("  peers    {} (QUIC)", running.quic);
@@ -67,14 +92,30 @@ async fn serve(settings: Settings) -> Result<(), UpError> {
         running.api.map(|a| format!(", {a}")).unwrap_or_default()
     );
     eprintln!("  next     starling clusters   |   starling token create   |   starling submit FILE");
-    running
-        .run(async move {
-            tokio::select! {
-                _ = term.recv() => tracing::info!("SIGTERM: stopping"),
-                _ = int.recv() => tracing::info!("SIGINT: stopping"),
+    let core = running.node.core().clone();
+    running.run(stop(core)).await
+}
+
+/// SIGHUP: the placement weights are read again; everything else needs a restart. A file with a mistake changes nothing.
+async fn reload(file: Option<&std::path::Path>, core: &crate::runtime::driver::CoreHandle) {
+    let Some(file) = file else {
+        return tracing::warn!("SIGHUP: there is no configuration file to read again");
+    };
+    let text = match tokio::fs::read_to_string(file).await {
+        Ok(text) => text,
+        Err(error) => return tracing::error!("SIGHUP: {}: {error}; nothing was changed", file.display()),
+    };
+    match Config::check(&text) {
+        Ok(config) => {
+            tracing::warn!("SIGHUP: placement weights are as in {} now", file.display());
+            core.input(crate::core::Input::Policies(Box::new(config.policies))).await;
+        }
+        Err(mistakes) => {
+            for mistake in mistakes {
+                tracing::error!("SIGHUP: {}: {mistake}; nothing was changed", file.display());
             }
-        })
-        .await
+        }
+    }
 }
 
 /// Log lines to standard error: `RUST_LOG` as usual, warnings by default.
@@ -114,6 +155,7 @@ fn settings(args: UpArgs) -> Result<Settings, String> {
     settings.zone = args.zone.unwrap_or(settings.zone);
     settings.witness |= args.witness;
     settings.backend = args.backend.unwrap_or(settings.backend);
+    settings.config_file = args.config;
     settings.labels.extend(args.labels);
     Ok(settings)
 }
@@ -148,6 +190,10 @@ fn take_config(settings: &mut Settings, config: &Config, from_file: bool) {
     settings.labels.clone_from(&config.labels);
     (settings.price_milli, settings.pue_milli) = (config.price_milli, config.pue_milli);
     settings.nodes.clone_from(&config.nodes);
+    settings.terms.clone_from(&config.terms);
+    settings.datasets.clone_from(&config.datasets);
+    settings.images.clone_from(&config.images);
+    settings.policies.clone_from(&config.policies);
     settings.schedule = schedule(config);
     (settings.witness, settings.replicas) = (config.witness, config.replicas);
     let limits = &config.limits;

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use ring::rand::SecureRandom;
 
-use super::Settings;
+use super::{Settings, quarantine};
 use crate::base::PeerName;
 use crate::core::{DiskImage, Table, Write};
 use crate::runtime::members::{Candidate, DurableKv, Members, MembersError};
@@ -54,6 +54,11 @@ pub enum OpenError {
         "the state folder has the keys of {0} but no store: its records are lost; remove the member {0} at another peer (`starling member remove --force {0}`), then start with an empty state folder and --join"
     )]
     StoreLost(PeerName),
+    /// The store is an older copy of itself, and this peer may not sign a line for a new one.
+    #[error(
+        "{1}; the store was left as it is. {0} was admitted without the right to admit, so it cannot begin anew by itself: remove the member {0} at another peer (`starling member remove --force {0}`), then start with an empty state folder and --join"
+    )]
+    RolledBack(PeerName, String),
     /// Numbers of starts are used up.
     #[error(
         "{0} was admitted {1} times and started {2} times: more starts than can be told apart; join under another name"
@@ -85,6 +90,8 @@ pub struct Opened {
     pub listen: SocketAddr,
     /// This start's number, above that of every earlier start under this name, on whatever disk.
     pub boot: u64,
+    /// What people should know of the disk.
+    pub disk_note: Option<String>,
 }
 
 /// Bits of a start's number that count the starts of one disk,
@@ -156,9 +163,14 @@ pub async fn open(settings: &Settings) -> Result<Opened, OpenError> {
     };
     let identity = Arc::new(identity);
     let (rows, ca) = (kv.clone(), identity.ca_public());
+    let replaced = quarantine::note_in(&image);
+    let (signer, id, began_anew) = (identity.clone(), store.id(), replaced.is_some());
     let members = blocking(move || {
         let members = Members::load(rows, ca)?;
         members.offer(lines)?;
+        if began_anew && members.list().member(signer.name()).is_some() {
+            members.rehouse(signer.name(), id, &*signer)?;
+        }
         Ok(members)
     })
     .await?;
@@ -167,7 +179,8 @@ pub async fn open(settings: &Settings) -> Result<Opened, OpenError> {
     // The first member of a mesh puts itself on the list a little later, as the first of its name.
     let generation = members.list().entry(identity.name()).map_or(1, |e| e.generation);
     let boot = boot_number(identity.name(), generation, store.boot())?;
-    Ok(Opened { store, image, kv, identity, members, roster, listen, boot })
+    let disk_note = replaced.and_then(|note| note.for_people(&settings.state));
+    Ok(Opened { store, image, kv, identity, members, roster, listen, boot, disk_note })
 }
 
 /// Puts this peer's own line on the list: as the first member of a new mesh, or with new addresses.

@@ -9,7 +9,9 @@ use super::open::{Opened, Wish};
 use crate::backends::local::LogLimits;
 use crate::base::{Bytes, Span};
 use crate::model::NodeCapacity;
-use crate::model::config::{BackendKind, SlurmBackendConfig};
+use crate::model::config::{BackendKind, DatasetConfig, SlurmBackendConfig};
+use crate::model::policy::Policies;
+use crate::model::report::{Item, Terms};
 use crate::runtime::liveness::Rules;
 use crate::transport::NetConfig;
 
@@ -48,6 +50,16 @@ pub struct Settings {
     pub price_milli: u64,
     /// PUE in thousandths.
     pub pue_milli: u32,
+    /// Compliance domains, power and egress prices.
+    pub terms: Terms,
+    /// Datasets held here.
+    pub datasets: Vec<DatasetConfig>,
+    /// Images declared to be here.
+    pub images: Vec<Item>,
+    /// What the placement policies weigh.
+    pub policies: Policies,
+    /// The file these came from, read again on SIGHUP.
+    pub config_file: Option<PathBuf>,
     /// Declared nodes; empty means discovery.
     pub nodes: Vec<NodeCapacity>,
     /// Stores records, runs nothing.
@@ -125,6 +137,11 @@ impl Settings {
             labels: BTreeMap::new(),
             price_milli: 0,
             pue_milli: 1_000,
+            terms: Terms::default(),
+            datasets: Vec::new(),
+            images: Vec::new(),
+            policies: Policies::default(),
+            config_file: None,
             nodes: Vec::new(),
             witness: false,
             replicas: 3,

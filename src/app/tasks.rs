@@ -201,6 +201,7 @@ pub struct Health {
     pub store: Store,
     pub backend: Arc<dyn Backend>,
     pub reserve: Bytes,
+    pub disk_note: Option<String>,
 }
 
 impl Health {
@@ -231,6 +232,7 @@ impl Health {
                 cpu_milli: cpu_milli / 50 * 50,
                 gpu_milli: self.backend.gpu_use_milli().await,
                 boot: self.store.boot(),
+                disk_note: self.disk_note.clone(),
             };
             if said.as_ref().is_none_or(|said| health_differs(said, &report)) {
                 if let Err(error) = self.mesh.publish(Facet::Health(report.clone())) {

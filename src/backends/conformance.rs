@@ -53,6 +53,10 @@ pub fn spec(run: Run) -> JobSpec {
         retries: 0,
         on_lost_contact: OnLostContact { grace: Some(Span::secs(3_600)), then: Then::Restart },
         placement: PlacementSpec::default(),
+        data_sizes: Default::default(),
+        groups: Default::default(),
+        array: None,
+        after: vec![],
         preemptible: None,
     }
 }

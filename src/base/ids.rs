@@ -150,6 +150,10 @@ byte_id!(
     ContactId, 20, "contact id", base32, unbase32
 );
 byte_id!(
+    /// The id of a tenant's ledger; hashes the tenant and its home set.
+    LedgerId, 20, "ledger id", base32, unbase32
+);
+byte_id!(
     /// The identity of one peer's disk; a peer that comes back with another one is a new acceptor.
     StoreId, 16, "store id", hex, unhex
 );
@@ -166,6 +170,23 @@ impl JobId {
     /// The first characters, enough to tell jobs apart on a screen.
     pub fn short(&self) -> String {
         base32(&self.0)[..8].to_owned()
+    }
+
+    /// The lowest id whose text begins with this one; what is not base32 in it counts as `a`.
+    pub fn first_of(prefix: &str) -> Self {
+        let mut id = [0; 20];
+        for (i, letter) in prefix.bytes().take(32).enumerate() {
+            let five = match letter {
+                b'a'..=b'z' => letter - b'a',
+                b'2'..=b'7' => letter - b'2' + 26,
+                _ => 0,
+            };
+            for bit in 0..5 {
+                let at = i * 5 + bit;
+                id[at / 8] |= (five >> (4 - bit) & 1) << (7 - at % 8);
+            }
+        }
+        Self(id)
     }
 
     /// Where the ring proposes this job's homes.

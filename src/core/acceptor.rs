@@ -11,10 +11,12 @@ use serde::{Deserialize, Serialize};
 use super::api::{Table, Write};
 use super::message::{AnswerBody, Ballot, Origin, RecordKey, RegisterBody, RegisterRequest};
 use super::rows::{FLOOR_TAG, TOMBSTONE_TAG, decode_row, encode_row, key_bytes, tombstone_key};
+use super::scan::ByTime;
 pub use super::value::{Value, ValueError};
-use crate::base::{Home, JobId, PeerName, StoreId};
+use crate::base::{Home, JobId, LedgerId, PeerName, StoreId};
 use crate::model::JobRecord;
 use crate::model::record::contact_id;
+use crate::model::tenant::{LEDGERS_MAX, LedgerRecord, ledger_id};
 
 /// What this disk holds of one register.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,7 +43,7 @@ impl Origin {
     pub fn homes(&self) -> &[Home] {
         match self {
             Origin::Job(birth) => &birth.homes,
-            Origin::Contact(_, _, homes) => homes,
+            Origin::Contact(_, _, homes) | Origin::Ledger(_, homes) => homes,
         }
     }
 
@@ -52,6 +54,7 @@ impl Origin {
             Origin::Contact(cluster, series, homes) => {
                 RecordKey::Contact(contact_id(cluster, *series, homes))
             }
+            Origin::Ledger(tenant, homes) => RecordKey::Ledger(ledger_id(tenant, homes)),
         }
     }
 }
@@ -67,6 +70,7 @@ struct Tombstone {
 #[derive(Debug, Clone, Default)]
 pub struct Acceptor {
     slots: BTreeMap<RecordKey, Slot>,
+    by_time: ByTime,
     jobs_live: usize,
     jobs: usize,
     tombstones: BTreeMap<JobId, Tombstone>,
@@ -131,16 +135,20 @@ impl Acceptor {
     fn recount(&mut self) {
         self.jobs = 0;
         self.jobs_live = 0;
+        self.by_time = ByTime::default();
         for slot in self.slots.values() {
             let (held, live) = weight(Some(slot));
             self.jobs += held;
             self.jobs_live += live;
+            self.by_time.replace(None, slot.value.as_ref());
         }
     }
 
     /// Puts a slot in place and keeps the counts.
     fn put(&mut self, key: RecordKey, slot: Option<Slot>) {
         let (held, live) = weight(slot.as_ref());
+        let held_value = self.slots.get(&key).and_then(|slot| slot.value.as_ref());
+        self.by_time.replace(held_value, slot.as_ref().and_then(|slot| slot.value.as_ref()));
         let before = match slot {
             Some(slot) => self.slots.insert(key, slot),
             None => self.slots.remove(&key),
@@ -159,7 +167,7 @@ impl Acceptor {
     pub fn job(&self, id: &JobId) -> Option<&JobRecord> {
         match self.slots.get(&RecordKey::Job(*id))?.value.as_ref()? {
             Value::Job(record) => Some(record),
-            Value::Contact(_) => None,
+            _ => None,
         }
     }
 
@@ -167,7 +175,7 @@ impl Acceptor {
     pub fn job_shared(&self, id: &JobId) -> Option<Arc<JobRecord>> {
         match self.slots.get(&RecordKey::Job(*id))?.value.as_ref()? {
             Value::Job(record) => Some(record.clone()),
-            Value::Contact(_) => None,
+            _ => None,
         }
     }
 
@@ -175,6 +183,15 @@ impl Acceptor {
     pub fn jobs(&self) -> impl DoubleEndedIterator<Item = &JobRecord> {
         self.slots.values().filter_map(|slot| match &slot.value {
             Some(Value::Job(record)) => Some(&**record),
+            _ => None,
+        })
+    }
+
+    /// All ledgers with their last accepted values.
+    pub fn ledgers(&self) -> impl Iterator<Item = (LedgerId, &LedgerRecord)> {
+        let first = RecordKey::Ledger(LedgerId::default());
+        self.slots.range(first..).filter_map(|(key, slot)| match (key, &slot.value) {
+            (RecordKey::Ledger(id), Some(Value::Ledger(record))) => Some((*id, &**record)),
             _ => None,
         })
     }
@@ -192,6 +209,19 @@ impl Acceptor {
             (RecordKey::Job(id), Some(Value::Job(record))) => Some((*id, &**record)),
             _ => None,
         })
+    }
+
+    /// The same from an id on.
+    pub(super) fn jobs_from(&self, id: JobId) -> impl Iterator<Item = (JobId, &JobRecord)> {
+        self.slots.range(RecordKey::Job(id)..).filter_map(|(key, slot)| match (key, &slot.value) {
+            (RecordKey::Job(id), Some(Value::Job(record))) => Some((*id, &**record)),
+            _ => None,
+        })
+    }
+
+    /// Jobs by time.
+    pub(super) fn by_time(&self) -> &ByTime {
+        &self.by_time
     }
 
     /// True if the record was here and was forgotten.
@@ -359,6 +389,7 @@ impl Acceptor {
         }
         let (_, live_before) = weight(Some(slot));
         slot.accepted = Some((ballot.clone(), bytes.to_vec()));
+        self.by_time.replace(slot.value.as_ref(), Some(&read));
         slot.value = Some(read);
         let promise =
             next.filter(|n| n.proposer == ballot.proposer && n.boot == ballot.boot).unwrap_or(ballot);
@@ -406,6 +437,9 @@ impl Acceptor {
         if held.is_some_and(|slot| !slot.hands_over_to(from, homes)) {
             return refuse("this disk knows of no move to these homes");
         }
+        if matches!(origin, Origin::Ledger(..)) && held.is_none() && self.ledgers().count() >= LEDGERS_MAX {
+            return refuse("holds as many ledgers as it may");
+        }
         if let Origin::Job(birth) = origin {
             if held.is_none()
                 && self
@@ -439,10 +473,7 @@ impl Slot {
     /// A member that is no home of a record must not end its generation by a word: either this disk has
     /// accepted the seal, or one of the present homes says so.
     fn hands_over_to(&self, from: &PeerName, next: &[Home]) -> bool {
-        let sealed = match &self.value {
-            Some(Value::Job(record)) => record.sealed.as_deref() == Some(next),
-            _ => false,
-        };
+        let sealed = self.value.as_ref().and_then(Value::sealed) == Some(next);
         sealed || self.homes().iter().any(|h| h.peer == *from)
     }
 
@@ -474,7 +505,7 @@ fn weight(slot: Option<&Slot>) -> (usize, usize) {
 fn is_live(slot: &Slot) -> bool {
     match &slot.value {
         Some(Value::Job(record)) => !record.state.is_final(),
-        Some(Value::Contact(_)) => false,
+        Some(Value::Contact(_) | Value::Ledger(_)) => false,
         None => true,
     }
 }

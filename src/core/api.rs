@@ -12,6 +12,7 @@ pub use super::client_api::{
 use super::message::Message;
 use crate::base::{Bytes, ContactId, Epoch, Instant, JobId, MilliCpu, PeerName, Span, StoreId, WallTime};
 use crate::model::Outcome;
+use crate::model::policy::Policies;
 use crate::model::report::{ContactReport, NodeCapacity, QueueReport, View};
 use crate::model::spec::JobSpec;
 
@@ -33,6 +34,8 @@ pub struct CoreConfig {
     pub store: StoreId,
     /// Counts starts of this store; durable, strictly growing.
     pub boot: u64,
+    /// This store was never started before: it has no past that could be lost.
+    pub first_boot: bool,
     /// Homes wanted per record: 1, 3 or 5.
     pub replicas: usize,
     /// How often the contact is renewed.
@@ -59,6 +62,8 @@ pub struct CoreConfig {
     pub schedule: super::schedule::Config,
     /// This cluster runs container images.
     pub runs_images: bool,
+    /// What the placement policies weigh.
+    pub policies: Policies,
     /// How often what nobody waits for is looked at.
     pub pace: Pace,
     /// Seeds the core's random stream.
@@ -177,6 +182,8 @@ pub enum Input {
     DiskFull(bool),
     /// The operator drains or undrains this cluster.
     Drain(bool),
+    /// Other weights of the placement policies, from now on.
+    Policies(Box<Policies>),
 }
 
 /// Something to do, in order. Whatever is `durable` leaves only when every write before it is on disk.
@@ -223,6 +230,11 @@ pub enum Output {
     },
     /// Something worth an event log line.
     Event(Event),
+    /// The store is an older copy of itself: put it aside and begin a new one. Nothing else is done any more.
+    Quarantine {
+        /// Who has seen what.
+        why: String,
+    },
 }
 
 /// An urgent hint: milliseconds, best effort, never the only copy of a truth.

@@ -6,9 +6,7 @@ use ring::digest;
 use serde::{Deserialize, Serialize};
 
 use super::acceptor::{Value, ValueError};
-use super::api::{
-    Candidate, ClientError, ClientRequest, ClientResponse, JobFilter, Output, Table, WhyReport, Write,
-};
+use super::api::{Candidate, ClientError, ClientRequest, ClientResponse, Output, Table, WhyReport, Write};
 use super::message::{Message, Origin, RecordKey};
 use super::peer::{Peer, Timer};
 use super::placement;
@@ -94,15 +92,20 @@ impl Peer {
         match request {
             ClientRequest::Submit { spec, key } => self.submit(token, *spec, key),
             ClientRequest::Local { filter } => {
-                let jobs = self.local_jobs(&filter);
+                let jobs = self.acceptor.scan(&filter).into_iter().cloned().collect();
                 self.reply(token, ClientResponse::Jobs(jobs));
             }
             ClientRequest::WhySpec { spec } => {
-                let clusters = placement::candidates(&spec, &self.view, &BTreeMap::new(), self.now.mono);
-                let summary = summarize(&clusters);
-                let report = WhyReport { summary, state: None, owner: None, clusters };
+                let report = self.why_spec(&spec);
                 self.reply(token, ClientResponse::Why(Box::new(report)));
             }
+            ClientRequest::TenantSet { tenant, patch } => self.tenant_set(token, tenant, patch),
+            ClientRequest::TenantGet { tenant } => self.tenant_get(token, tenant),
+            ClientRequest::Tenants => {
+                let tenants = self.tenants_known();
+                self.reply(token, ClientResponse::Tenants(tenants));
+            }
+            ClientRequest::TenantReclaim { tenant, cluster } => self.tenant_reclaim(token, tenant, &cluster),
             ClientRequest::Inspect => {
                 let inspect = self.inspect();
                 self.reply(token, ClientResponse::Inspect(Box::new(inspect)));
@@ -122,7 +125,9 @@ impl Peer {
         if let Some(known) =
             key.as_ref().and_then(|k| self.clients.keys.get(&(spec.tenant.clone(), k.clone())))
         {
-            let (record, same) = (known.record.clone(), known.spec_hash == hash);
+            // The specs are compared too: a later version hashes one with more fields.
+            let same = known.spec_hash == hash || known.record.spec == spec;
+            let record = known.record.clone();
             let job = record.id();
             if !same {
                 return self.reply_error(token, ClientError::KeyReused(job));
@@ -146,6 +151,10 @@ impl Peer {
         let birth = Birth { tenant: spec.tenant.clone(), minter: self.cfg.name.clone(), sequence, homes };
         let trace = TraceId(self.rng.bytes16());
         let record = JobRecord::new(birth, spec, trace, self.now.wall);
+        if record.array.is_some() && record.child_birth(0).is_none() {
+            // This life has given out half a thousand million numbers: the next one begins anew.
+            return self.reply_error(token, ClientError::TooMany(self.cfg.jobs_max));
+        }
         let value = Value::job(record.clone());
         match value.encode() {
             Err(ValueError::TooLarge(bytes)) => return self.reply_error(token, ClientError::TooLarge(bytes)),
@@ -162,7 +171,7 @@ impl Peer {
     }
 
     /// A job that fits nowhere ever is refused at once; one that fits nowhere now waits.
-    fn can_take(&self, spec: &JobSpec) -> Result<(), ClientError> {
+    fn can_take(&mut self, spec: &JobSpec) -> Result<(), ClientError> {
         if self.disk_full {
             return Err(ClientError::DiskFull);
         }
@@ -170,17 +179,21 @@ impl Peer {
         if held >= self.cfg.jobs_max {
             return Err(ClientError::TooMany(self.cfg.jobs_max));
         }
-        let rows = placement::candidates(spec, &self.view, &BTreeMap::new(), self.now.mono);
-        if rows.iter().any(|c| c.fits_ever) || rows.is_empty() {
+        if let Some(why) = self.quota_never(spec) {
+            return Err(ClientError::OverQuota(why));
+        }
+        if !spec.groups.list.is_empty() {
+            return Err(ClientError::GroupsNotRun);
+        }
+        self.placer.update(&self.view);
+        if self.placer.fits_somewhere(spec) {
             return Ok(());
         }
+        let rows = placement::explained(&mut self.placer, spec, self.now.mono, &[]);
         // Sorted by distance: the first that is no witness is the nearest.
         let nearest = rows.iter().find(|c| self.view.members.get(&c.cluster).is_none_or(|m| !m.witness));
-        let nearest = nearest.unwrap_or(&rows[0]);
-        Err(ClientError::FitsNowhere {
-            nearest: nearest.cluster.to_string(),
-            missing: nearest.reasons.join("; "),
-        })
+        let Some(nearest) = nearest.or(rows.first()) else { return Ok(()) };
+        Err(ClientError::FitsNowhere { nearest: nearest.cluster.to_string(), missing: nearest.words() })
     }
 
     fn remember_key(&mut self, key: String, record: &JobRecord, spec_hash: [u8; 32]) {
@@ -232,17 +245,6 @@ impl Peer {
             _ => ClientResponse::Error(ClientError::NoSuchJob(job)),
         };
         self.reply(token, response);
-    }
-
-    fn local_jobs(&self, filter: &JobFilter) -> Vec<JobRecord> {
-        let keep = |r: &&JobRecord| {
-            filter.tenant.as_ref().is_none_or(|t| r.spec.tenant == *t)
-                && (filter.states.is_empty() || filter.states.contains(&r.state))
-                && filter.prefix.as_ref().is_none_or(|p| r.id().to_string().starts_with(p.as_str()))
-        };
-        let mut jobs: Vec<&JobRecord> = self.acceptor.jobs().filter(keep).collect();
-        jobs.sort_by_key(|r| std::cmp::Reverse((r.submitted_at, r.birth.sequence)));
-        jobs.into_iter().take(filter.limit).cloned().collect()
     }
 
     // A job's homes, known here or asked of others.
@@ -412,8 +414,23 @@ impl Peer {
         self.out.push(Output::Flash(super::api::Flash::Look { job }));
     }
 
-    pub(super) fn why(&self, record: &JobRecord) -> WhyReport {
-        let mut clusters = placement::candidates(&record.spec, &self.view, &BTreeMap::new(), self.now.mono);
+    /// The same for a job that was not submitted; of its groups a plan.
+    fn why_spec(&mut self, spec: &JobSpec) -> WhyReport {
+        self.placer.update(&self.view);
+        let clusters = placement::explained(&mut self.placer, spec, self.now.mono, &[]);
+        let groups = (!spec.groups.list.is_empty()).then(|| self.placer.plan_groups(spec));
+        let summary = match &groups {
+            None => summarize(&clusters),
+            Some(plan) => plan.summary(),
+        };
+        let policy = self.placer.weights_of(spec);
+        WhyReport { summary, state: None, owner: None, policy, groups, clusters }
+    }
+
+    pub(super) fn why(&mut self, record: &JobRecord) -> WhyReport {
+        self.placer.update(&self.view);
+        let told = self.told(&record.id());
+        let mut clusters = placement::explained(&mut self.placer, &record.spec, self.now.mono, &told);
         self.note_claims(record, &mut clusters);
         let owner = self.owner_of(record);
         let summary = match (&record.placement, record.state) {
@@ -421,24 +438,12 @@ impl Peer {
             (Some(placement), JobState::Placed) => {
                 format!("placed at {}, which has not started it yet", placement.cluster)
             }
+            (None, JobState::Running) => record.reason.clone(),
             (Some(placement), _) => format!("runs at {} as epoch {}", placement.cluster, record.epoch),
             (None, _) => format!("pending ({}): {}", record.reason, summarize(&clusters)),
         };
-        WhyReport { summary, state: Some(record.state), owner, clusters }
-    }
-
-    fn note_claims(&self, record: &JobRecord, clusters: &mut [Candidate]) {
-        let claims = self.claims_of(&record.id());
-        for row in clusters {
-            if let Some((ahead, refused)) = claims.get(&row.cluster) {
-                row.claim = *ahead;
-                match (refused, ahead) {
-                    (Some(why), _) => row.reasons.push(format!("refused the claim: {why}")),
-                    (None, Some(n)) => row.reasons.push(format!("a claim stands there, {n} ahead of it")),
-                    (None, None) => row.reasons.push("a claim was sent there, no answer yet".into()),
-                }
-            }
-        }
+        let policy = self.placer.weights_of(&record.spec);
+        WhyReport { summary, state: Some(record.state), owner, policy, groups: None, clusters }
     }
 
     /// A home that missed a write: puts the present value on all homes again.
@@ -458,12 +463,12 @@ fn summarize(clusters: &[Candidate]) -> String {
     match (clusters.first(), now, ever) {
         (None, ..) => "no cluster is known yet".into(),
         (Some(first), 0, 0) => {
-            format!("fits nowhere; nearest is {}: {}", first.cluster, first.reasons.join("; "))
+            format!("fits nowhere; nearest is {}: {}", first.cluster, first.words())
         }
         (Some(first), 0, n) => format!(
             "{n} clusters could run it, none now; first in line is {}: {}",
             first.cluster,
-            first.reasons.join("; ")
+            first.words()
         ),
         (Some(first), n, _) => format!("{n} clusters could start it now, best is {}", first.cluster),
     }

@@ -4,8 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::base::{ContactId, Epoch, Home, JobId, PeerName, Span};
+use super::placement::groups::GroupPlan;
+use super::placement::{Estimate, Reason};
+use super::tenants::TenantReport;
+use crate::base::{ContactId, Epoch, Home, JobId, PeerName, Span, WallTime};
 use crate::model::spec::JobSpec;
+use crate::model::tenant::LimitsPatch;
 use crate::model::{JobRecord, JobState};
 
 /// What a user may ask of the core. Everything else (logs, metrics) is the surface's.
@@ -79,6 +83,27 @@ pub enum ClientRequest {
         /// The spec.
         spec: Box<JobSpec>,
     },
+    /// Set a tenant's limits, or end them.
+    TenantSet {
+        /// Which.
+        tenant: String,
+        /// What to change; none ends the limits.
+        patch: Option<Box<LimitsPatch>>,
+    },
+    /// Read a tenant's ledger through its register.
+    TenantGet {
+        /// Which.
+        tenant: String,
+    },
+    /// Every tenant that has a ledger, as this peer knows it.
+    Tenants,
+    /// An operator says that a cluster is gone for good and what ran there has stopped: take its share back.
+    TenantReclaim {
+        /// Which tenant.
+        tenant: String,
+        /// Which cluster.
+        cluster: PeerName,
+    },
     /// Attempts at this cluster, claims in its queue in order, contacts, register counters.
     Inspect,
 }
@@ -88,11 +113,19 @@ pub enum ClientRequest {
 pub struct JobFilter {
     /// Only ids that start with this text.
     pub prefix: Option<String>,
+    /// Only jobs of this array; none leaves jobs of arrays out, unless they are looked for by their ids.
+    pub array: Option<JobId>,
     /// Only of this tenant.
     pub tenant: Option<String>,
     /// Only in these states; empty means all.
     pub states: BTreeSet<JobState>,
-    /// At most this many, newest first.
+    /// Only those submitted at or after this,
+    pub since: Option<WallTime>,
+    /// and before this.
+    pub until: Option<WallTime>,
+    /// The next page: only those that come after this one in the list.
+    pub before: Option<(WallTime, JobId)>,
+    /// At most this many, newest first; of one moment, the higher id first.
     pub limit: usize,
 }
 
@@ -119,6 +152,10 @@ pub enum ClientResponse {
     },
     /// The checkpoint is published.
     Published,
+    /// A tenant.
+    Tenant(Box<TenantReport>),
+    /// All tenants that have ledgers.
+    Tenants(Vec<TenantReport>),
     /// One row per cluster.
     Why(Box<WhyReport>),
     /// This peer's insides.
@@ -176,6 +213,20 @@ pub enum ClientError {
         /// Needed.
         needed: usize,
     },
+    /// Task groups are planned by a dry run, and not run by this version. Nothing was stored.
+    #[error(
+        "a job with groups is planned by submit --dry-run only; this version does not run one: submit each group as a job of its own"
+    )]
+    GroupsNotRun,
+    /// The tenant's limits never let it run.
+    #[error("{0}")]
+    OverQuota(String),
+    /// No ledger of this tenant is known here: nothing limits it.
+    #[error("tenant {0} has no limits")]
+    NoSuchTenant(String),
+    /// That cluster holds no share.
+    #[error("{1} holds no share of tenant {0}")]
+    NoShare(String, PeerName),
     /// The idempotency key was used for another spec.
     #[error("the idempotency key was used for another job ({0})")]
     KeyReused(JobId),
@@ -190,6 +241,10 @@ pub struct WhyReport {
     pub state: Option<JobState>,
     /// The peer that drives it.
     pub owner: Option<PeerName>,
+    /// The weights that were used, by term.
+    pub policy: BTreeMap<String, f64>,
+    /// Where the job's groups would go, for a job that has groups.
+    pub groups: Option<GroupPlan>,
     /// One row per cluster, best first.
     pub clusters: Vec<Candidate>,
 }
@@ -203,16 +258,25 @@ pub struct Candidate {
     pub fits_ever: bool,
     /// It could start it now, as far as is known here.
     pub fits_now: bool,
-    /// Reasons against, in words and numbers; empty when it fits now.
-    pub reasons: Vec<String>,
+    /// Reasons against, and what its claim's cluster said; empty when it fits now and no claim stands.
+    pub reasons: Vec<Reason>,
     /// Lower is better; none where it cannot ever run.
     pub score: Option<f64>,
-    /// The score's terms by name.
+    /// The score's weighed terms by name; they add up to it.
     pub terms: BTreeMap<String, f64>,
+    /// What it would take, none where it cannot ever run.
+    pub estimate: Option<Estimate>,
     /// A claim stands there: place in that queue if it said so.
     pub claim: Option<u32>,
     /// How old the figures are.
     pub report_age: Option<Span>,
+}
+
+impl Candidate {
+    /// The reasons in words.
+    pub fn words(&self) -> String {
+        self.reasons.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+    }
 }
 
 /// A peer's insides, for the surface and tests.

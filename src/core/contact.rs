@@ -82,7 +82,7 @@ impl Peer {
         self.contacts.newest().filter(|c| c.renewed.is_some_and(|at| self.now.mono.since(at) <= limit))
     }
 
-    fn fresh_nonce(&mut self) -> (u64, u64) {
+    pub(super) fn fresh_nonce(&mut self) -> (u64, u64) {
         self.contacts.counter += 1;
         (self.life(), self.contacts.counter)
     }

@@ -8,6 +8,7 @@
 
 mod cluster;
 mod queue;
+mod quota;
 mod rebind;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -385,7 +386,7 @@ impl Peer {
         } else if shares.is_none() {
             Some("its capacity was given to others".into())
         } else {
-            None
+            self.quota_refuses(&key, spec, binding)
         };
         let shares = shares.filter(|_| held || refusal.is_none()).unwrap_or_default();
         let row = Row {
@@ -547,6 +548,7 @@ impl Peer {
             self.exec.sched.ran(Span::millis(at.0.saturating_sub(began.0)));
         }
         self.exec.report_dirty = true;
+        self.quota_counts(&key);
         self.event("attempt.ended", Some(key.job), text);
         self.save(key);
         self.attempt_again(key);

@@ -2,13 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::base::{ContactId, Epoch, Home, JobId, PeerName, Span, StoreId};
+use super::tenants::Card;
+use crate::base::{ContactId, Epoch, Home, JobId, LedgerId, PeerName, Span, StoreId};
 use crate::model::record::Birth;
 
 /// The newest of these messages that this peer reads; gossiped as `build.wire`. Frames still begin with the version of
-/// `transport::codec`. From this number on `ClaimWith` and `ClaimStateWith` are read; others are sent the
-/// plain forms. See docs/decisions/messages-that-grow.md.
-pub const SPEAKS: u16 = 0x5302;
+/// `transport::codec`. From 0x5302 on `ClaimWith` and `ClaimStateWith` are read, from 0x5303 on `Tenants`; others are
+/// sent the plain forms. See docs/decisions/messages-that-grow.md.
+pub const SPEAKS: u16 = 0x5303;
 
 /// Which register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -17,6 +18,8 @@ pub enum RecordKey {
     Job(JobId),
     /// A cluster's contact record.
     Contact(ContactId),
+    /// A tenant's ledger.
+    Ledger(LedgerId),
 }
 
 /// Orders proposals. Two proposers never share one: it names the proposer and its boot.
@@ -45,6 +48,8 @@ pub enum Origin {
     Job(Birth),
     /// A contact record: cluster, series, homes; certified by its id.
     Contact(PeerName, u64, Vec<Home>),
+    /// A tenant's ledger: tenant, homes; certified by its id.
+    Ledger(String, Vec<Home>),
 }
 
 /// A message between cores.
@@ -139,6 +144,58 @@ pub enum Message {
         #[serde(with = "named")]
         prospects: Prospects,
     },
+    /// About the past of a disk. Sent only to peers whose hello says that they know it.
+    Disk(DiskWord),
+    /// These tenants have ledgers. Sent only where there are some, to peers that read it.
+    Tenants(Vec<Card>),
+}
+
+/// One life of a disk: from one start of the peer to the next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct DiskLife {
+    /// Which disk.
+    pub store: StoreId,
+    /// Number of the start.
+    pub boot: u64,
+    /// Drawn at that start: two starts of one number are told apart by it.
+    pub nonce: u64,
+    /// Commits that the disk held then.
+    pub start: u64,
+}
+
+/// What was seen of a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SeenDisk {
+    /// In which life,
+    pub boot: u64,
+    /// by its nonce, too;
+    pub nonce: u64,
+    /// at least so many commits were on it.
+    pub mark: u64,
+}
+
+/// Words about the past of a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DiskWord {
+    /// So many commits are on the sender's disk: remember it.
+    Mark {
+        /// The sender's disk.
+        life: DiskLife,
+        /// Commits on it.
+        mark: u64,
+    },
+    /// The sender has started: what was seen of its disk before?
+    Ask {
+        /// The sender's disk.
+        life: DiskLife,
+    },
+    /// This was.
+    Seen {
+        /// Of the life that asked.
+        nonce: u64,
+        /// In a life before it, or in another one of the same number.
+        seen: Option<SeenDisk>,
+    },
 }
 
 /// What a claim says beside what the plain form does. Its fields travel by name: more may be added, each with a
@@ -152,6 +209,9 @@ pub struct Terms {
     pub token: bool,
     /// How long the job has waited in all, so that its age survives a change of owner.
     pub waited: Span,
+    /// What the owner knows of the tenant's ledger: whoever grants the claim must know of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub card: Option<Box<Card>>,
 }
 
 /// What a cluster says of a waiting claim beside its place. Fields travel by name, as in `Terms`.
@@ -164,6 +224,9 @@ pub struct Prospects {
     pub front: Vec<JobId>,
     /// How many attempts would have to go so that it starts; none where that would not help or is not known.
     pub victims: Option<u32>,
+    /// Why it is not granted although there may be room: the tenant's limits; empty where they allow it.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub waits: String,
 }
 
 /// A value inside a positional message whose fields have names: bytes of JSON, bounded.
@@ -172,7 +235,7 @@ mod named {
     use serde::ser::Error as _;
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-    const BYTES_MAX: usize = 4_096;
+    const BYTES_MAX: usize = 16_384;
 
     pub fn serialize<T: Serialize, S: Serializer>(value: &T, out: S) -> Result<S::Ok, S::Error> {
         serde_json::to_vec(value).map_err(S::Error::custom)?.serialize(out)

@@ -5,6 +5,7 @@
 
 pub mod acceptor;
 pub mod api;
+mod arrays;
 pub mod books;
 pub mod client;
 mod client_api;
@@ -13,6 +14,7 @@ mod executor;
 pub mod message;
 mod moving;
 mod owner;
+mod past;
 pub mod peer;
 pub mod placement;
 mod propose;
@@ -22,7 +24,9 @@ mod register_tests;
 mod rehome;
 pub mod ring;
 mod rows;
+mod scan;
 pub mod schedule;
+pub mod tenants;
 pub mod value;
 mod watch;
 
@@ -31,6 +35,7 @@ pub use api::{
     Table, Write,
 };
 pub use message::Message;
+pub use past::outlives_quarantine;
 pub use peer::Peer;
 
 #[cfg(test)]

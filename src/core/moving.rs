@@ -17,18 +17,14 @@ impl Peer {
     /// A value is chosen: the end of the operation, or of the generation that it was chosen in.
     pub(super) fn op_value(&mut self, mut op: Op, value: Value, refused: Option<Refused>) {
         let key = op.origin.key();
-        let installed = match &value {
-            Value::Job(record) => record.installed(),
-            Value::Contact(_) => None,
-        };
-        let Some(installed) = installed else {
+        let Some(value_next) = value.installed() else {
             self.leave_moved(&key, &value);
             return self.op_end(op, OpResult::Value { value, refused });
         };
-        let (generation, homes) = (installed.generation, installed.homes().to_vec());
+        let (generation, homes) = (value_next.generation(), value_next.homes().to_vec());
         self.learn(key, generation, homes.clone());
         self.proposer.fast.remove(&key);
-        let value = Value::job(installed);
+        let value = value_next;
         match value.encode() {
             Ok(bytes) => {
                 op.generation = generation;
@@ -114,9 +110,8 @@ impl Peer {
 
     /// This disk held a generation that is over, and is not among the homes of the present one.
     pub(super) fn leave_moved(&mut self, key: &RecordKey, value: &Value) {
-        let Value::Job(record) = value else { return };
-        let stays = record.homes().iter().any(|h| h.peer == self.cfg.name && h.store == self.cfg.store);
-        if !stays && let Some(write) = self.acceptor.point(key, record.generation, record.homes()) {
+        let stays = value.homes().iter().any(|h| h.peer == self.cfg.name && h.store == self.cfg.store);
+        if !stays && let Some(write) = self.acceptor.point(key, value.generation(), value.homes()) {
             self.write(write);
         }
     }

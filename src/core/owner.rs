@@ -2,34 +2,30 @@
 //!
 //! Every home of a job may do any of this; the ring's order only says who does it first, so that they
 //! do not race. All of it is soft state, rebuilt from the record, and every step is a conditional swap.
-// tidy: long because claims, watching and taking over read the same soft state of one job
+// tidy: long because watching and taking over read the same soft state of one job
+
+mod claims;
 
 use std::collections::BTreeMap;
 
 use super::acceptor::Value;
 use super::api::Flash;
-use super::message::{Claim, Message, Origin, Prospects, RecordKey, Terms};
+use super::message::{Message, Origin, RecordKey};
 use super::peer::{Peer, Timer};
-use super::placement;
 use super::propose::{OpResult, Task};
 use super::purpose::Purpose;
-use crate::base::{BoundedVec, ContactId, Epoch, Home, Instant, JobId, PeerName, Span};
-use crate::model::record::{Change, ContactChange, contact_id};
-use crate::model::report::Liveness;
-use crate::model::spec::{JobSpec, Run};
+use crate::base::{ContactId, Home, Instant, JobId, PeerName, Span};
+use crate::model::record::{Change, ContactChange};
 use crate::model::{JobRecord, JobState, Placement};
+use claims::{Laid, Offer, Strikes};
 
-/// A claim is repeated this often until its cluster has answered, then ever more seldom,
+/// A claim is repeated this often until its cluster has answered, then ever more seldom.
 const CLAIM_EVERY: Span = Span::secs(2);
-/// and a cluster that refused is not asked again for this long.
-const REFUSED_FOR: Span = Span::secs(10);
 /// The executor is told to look this often while the record waits for it.
 const LOOK_EVERY: Span = Span::secs(1);
 /// An acting one refreshes its hint by a read this often.
 const READ_EVERY: Span = Span::secs(30);
 const READ_EVERY_PLACED: Span = Span::secs(5);
-/// A cluster that has the preemption token and does not start the job by then loses it to another.
-const TOKEN_FOR: Span = Span::secs(180);
 /// A job that moves waits so long for the cluster it shall move to; then it runs anywhere.
 const MOVE_WAITS: Span = Span::secs(60);
 /// Patience of the owner's own operations.
@@ -53,20 +49,11 @@ impl Observed {
     }
 }
 
-#[derive(Debug, Clone)]
-struct Laid {
-    epoch: Epoch,
-    sent_at: Instant,
-    /// Until it is repeated.
-    every: Span,
-    ahead: Option<u32>,
-    refused: Option<(Instant, String)>,
-    prospects: Prospects,
-}
-
 #[derive(Debug, Default)]
 struct Driven {
     claims: BTreeMap<PeerName, Laid>,
+    /// Grants that wait for a better one.
+    offers: BTreeMap<PeerName, Offer>,
     /// The one cluster that may send others away for this job, and since when it may.
     token: Option<(PeerName, Instant)>,
     placing: bool,
@@ -83,7 +70,8 @@ struct Driven {
 pub(super) struct Owner {
     jobs: BTreeMap<JobId, Driven>,
     observed: BTreeMap<ContactId, Observed>,
-    assigned: BTreeMap<PeerName, Vec<(Instant, u64)>>,
+    /// Clusters that refuse or lose what they are given.
+    strikes: BTreeMap<PeerName, Strikes>,
 }
 
 impl Owner {
@@ -139,22 +127,12 @@ impl Owner {
         }
     }
 
-    /// What each cluster said last of the job's prospects there.
-    #[allow(dead_code, reason = "for why")]
-    pub(super) fn prospects(&self, job: &JobId) -> BTreeMap<PeerName, Prospects> {
-        let laid = self.jobs.get(job).into_iter().flat_map(|d| &d.claims);
-        laid.map(|(cluster, l)| (cluster.clone(), l.prospects.clone())).collect()
-    }
-
     fn claims(&self, job: &JobId) -> Option<&BTreeMap<PeerName, Laid>> {
         self.jobs.get(job).map(|d| &d.claims)
     }
 }
 
-/// What a claim's cluster said: jobs ahead of it there, or why it refused.
-pub(super) type ClaimSaid = (Option<u32>, Option<String>);
-
-enum Lapse {
+pub(super) enum Lapse {
     /// Nothing is known of the contact: read it.
     Unseen,
     /// Wait until then.
@@ -168,7 +146,10 @@ enum Lapse {
 impl Peer {
     /// The members' order in driving a job; the first alive one acts.
     pub(super) fn acts_for(&self, record: &JobRecord) -> bool {
-        let homes = record.homes();
+        self.acts_for_homes(record.homes())
+    }
+
+    pub(super) fn acts_for_homes(&self, homes: &[Home]) -> bool {
         if self.view.isolated && homes.len() > 1 {
             return false;
         }
@@ -180,17 +161,11 @@ impl Peer {
         record.homes().iter().find(|h| self.home_alive(h)).map(|h| h.peer.clone())
     }
 
-    /// What the clusters said to this owner's claims for a job.
-    pub(super) fn claims_of(&self, job: &JobId) -> BTreeMap<PeerName, ClaimSaid> {
-        let said = |l: &Laid| (l.ahead, l.refused.as_ref().map(|(_, why)| why.clone()));
-        self.owner.claims(job).into_iter().flatten().map(|(c, l)| (c.clone(), said(l))).collect()
-    }
-
     pub(super) fn drive_soon(&mut self, job: JobId) {
         self.drive_at(job, self.now.mono);
     }
 
-    fn drive_at(&mut self, job: JobId, at: Instant) {
+    pub(super) fn drive_at(&mut self, job: JobId, at: Instant) {
         let driven = self.owner.jobs.entry(job).or_default();
         if driven.scheduled.is_none_or(|old| at < old || old < self.now.mono) {
             driven.scheduled = Some(at);
@@ -208,7 +183,12 @@ impl Peer {
     /// A register of this disk took a new value (perhaps not chosen): a hint to act on.
     pub(super) fn on_accepted(&mut self, key: &RecordKey) {
         match (key, self.acceptor.slot(key).and_then(|slot| slot.value.as_ref())) {
-            (RecordKey::Job(job), _) => self.drive_soon(*job),
+            (RecordKey::Job(job), _) => {
+                self.drive_soon(*job);
+                if let Some(record) = self.acceptor.job_shared(job) {
+                    self.child_ended(&record);
+                }
+            }
             (RecordKey::Contact(id), Some(Value::Contact(record))) => {
                 let (incarnation, nonce) = (record.incarnation, record.nonce);
                 self.owner.observe(*id, incarnation, nonce, self.now.mono);
@@ -238,6 +218,7 @@ impl Peer {
             return self.idle(job, &record);
         }
         match record.placement.clone() {
+            None if record.array.is_some() => self.drive_array(job, &record),
             None => self.drive_pending(job, &record),
             Some(placement) => self.drive_placed(job, &record, &placement),
         }
@@ -280,6 +261,7 @@ impl Peer {
 
     fn drop_driven(&mut self, job: JobId) {
         self.withdraw_all(job, None);
+        self.drop_array(&job);
         self.owner.jobs.remove(&job);
     }
 
@@ -305,6 +287,7 @@ impl Peer {
     fn withdraw_all(&mut self, job: JobId, but: Option<&PeerName>) {
         let Some(driven) = self.owner.jobs.get_mut(&job) else { return };
         let claims = std::mem::take(&mut driven.claims);
+        driven.offers.clear();
         for (cluster, laid) in claims {
             if Some(&cluster) != but && laid.refused.is_none() {
                 self.send(cluster, Message::Withdraw { job, epoch: laid.epoch }, false);
@@ -314,6 +297,9 @@ impl Peer {
 
     fn drive_pending(&mut self, job: JobId, record: &JobRecord) {
         let now = self.now.mono;
+        if !self.after_met(job, record) {
+            return;
+        }
         let Some(driven) = self.owner.jobs.get_mut(&job) else { return };
         if driven.placing {
             return self.drive_at(job, now + CLAIM_EVERY);
@@ -337,175 +323,18 @@ impl Peer {
         }
         let epoch = record.epoch.next();
         driven.claims.retain(|_, laid| laid.epoch == epoch);
-        let mut wanted = self.choose_claims(job, &record.spec);
-        if let Some(intent) = &record.moving {
+        if self.take_best_offer(job, record) {
+            return self.drive_at(job, now + CLAIM_EVERY);
+        }
+        let wanted = match &record.moving {
             // Refused a moment ago: asked again later, not at once.
-            let laid = self.owner.claims(&job).and_then(|claims| claims.get(&intent.to));
-            let refused = laid.and_then(|l| l.refused.as_ref());
-            let rests = refused.is_some_and(|(at, _)| now.since(*at) < REFUSED_FOR);
-            wanted = if rests { Vec::new() } else { vec![intent.to.clone()] };
-        }
+            Some(intent) if self.rests_for(&job, &intent.to) => Vec::new(),
+            Some(intent) => vec![intent.to.clone()],
+            None => self.choose_claims(job, record, now.since(from)),
+        };
         self.lay_claims(job, record, epoch, &wanted);
-        // A job that waits everywhere is looked at as seldom as its claims are repeated.
-        let standing = self.owner.claims(&job).into_iter().flatten().map(|(_, laid)| laid);
-        let due = standing.map(|l| if l.refused.is_some() { CLAIM_EVERY } else { l.every }).min();
-        self.drive_at(job, now + due.unwrap_or(CLAIM_EVERY));
-    }
-
-    /// Where claims should stand now: where they stand already and may stay, filled up with the best.
-    fn choose_claims(&self, job: JobId, spec: &JobSpec) -> Vec<PeerName> {
-        let now = self.now.mono;
-        let assigned = self.assigned_gpus();
-        let none = BTreeMap::new();
-        let claims = self.owner.claims(&job).unwrap_or(&none);
-        let rows = placement::candidates(spec, &self.view, &assigned, now);
-        let useful = |c: &&super::api::Candidate| {
-            let refused = claims.get(&c.cluster).and_then(|l| l.refused.as_ref());
-            let member = self.view.members.get(&c.cluster);
-            c.fits_ever
-                && member.is_some_and(|m| m.liveness != Liveness::Lost && !m.draining)
-                && refused.is_none_or(|(at, _)| now.since(*at) >= REFUSED_FOR)
-        };
-        let useful: Vec<_> = rows.iter().filter(useful).collect();
-        let mut wanted: Vec<PeerName> =
-            useful.iter().filter(|c| claims.contains_key(&c.cluster)).map(|c| c.cluster.clone()).collect();
-        let standing_fits = useful.iter().any(|c| c.fits_now && claims.contains_key(&c.cluster));
-        for candidate in useful {
-            let room = wanted.len() < self.cfg.claims_max;
-            // One that fits now is worth one claim more, where none of the standing ones does.
-            let better = candidate.fits_now && !standing_fits && wanted.len() < 2 * self.cfg.claims_max;
-            if (room || better) && !wanted.contains(&candidate.cluster) {
-                wanted.push(candidate.cluster.clone());
-            }
-        }
-        wanted
-    }
-
-    fn lay_claims(&mut self, job: JobId, record: &JobRecord, epoch: Epoch, wanted: &[PeerName]) {
-        let (now, every_max) = (self.now.mono, self.cfg.pace.claim_every_max);
-        let Some(driven) = self.owner.jobs.get_mut(&job) else { return };
-        let dropped: Vec<PeerName> = driven
-            .claims
-            .iter()
-            .filter(|(c, l)| !wanted.contains(c) && l.refused.is_none())
-            .map(|(c, _)| c.clone())
-            .collect();
-        driven.claims.retain(|c, l| wanted.contains(c) || l.refused.is_some());
-        give_token(driven, now);
-        let token = driven.token.as_ref().map(|(cluster, _)| cluster.clone());
-        let mut lay = Vec::new();
-        for cluster in wanted {
-            let laid = driven.claims.get(cluster);
-            if laid.is_none_or(|l| l.refused.is_some() || now.since(l.sent_at) >= l.every) {
-                let ahead = laid.and_then(|l| l.ahead);
-                let answered = laid.filter(|l| l.ahead.is_some() && l.refused.is_none());
-                let every =
-                    answered.map_or(CLAIM_EVERY, |l| l.every.scale(2, 1).min(every_max).max(CLAIM_EVERY));
-                let prospects = laid.map(|l| l.prospects.clone()).unwrap_or_default();
-                let laid = Laid { epoch, sent_at: now, every, ahead, refused: None, prospects };
-                driven.claims.insert(cluster.clone(), laid);
-                lay.push(cluster.clone());
-            }
-        }
-        for cluster in dropped {
-            self.send(cluster, Message::Withdraw { job, epoch }, false);
-        }
-        let spec = &record.spec;
-        for cluster in lay {
-            let claim = Claim {
-                birth: record.birth.clone(),
-                epoch,
-                nodes: spec.nodes,
-                resources: spec.resources.clone(),
-                priority: spec.priority,
-                image: spec.image.is_some() || spec.run == Run::Image,
-                max_runtime: spec.max_runtime,
-            };
-            let message = match self.speaks_terms(&cluster) {
-                true => Message::ClaimWith {
-                    claim: Box::new(claim),
-                    terms: Terms {
-                        preemptible: spec.may_be_preempted(),
-                        token: token.as_ref() == Some(&cluster),
-                        // Between peers whose clocks differ this is off by as much: it only orders a tenant's own jobs.
-                        waited: Span::millis(self.now.wall.0.saturating_sub(record.submitted_at.0)),
-                    },
-                },
-                false => Message::Claim(Box::new(claim)),
-            };
-            self.send(cluster, message, false);
-        }
-    }
-
-    /// GPUs given out to a cluster since its last report, which cannot show them yet.
-    fn assigned_gpus(&self) -> BTreeMap<PeerName, u64> {
-        let heard = |name: &PeerName| {
-            let report = self.view.members.get(name).and_then(|m| m.report.as_ref());
-            report.map_or(Instant(0), |r| r.heard_at)
-        };
-        let sum = |name: &PeerName, list: &Vec<(Instant, u64)>| {
-            list.iter().filter(|(at, _)| *at >= heard(name)).map(|(_, gpus)| gpus).sum()
-        };
-        self.owner.assigned.iter().map(|(name, list)| (name.clone(), sum(name, list))).collect()
-    }
-
-    /// A cluster holds capacity for a job: take it with one swap, or give it back.
-    pub(super) fn on_grant(
-        &mut self,
-        from: PeerName,
-        job: JobId,
-        epoch: Epoch,
-        _held: Span,
-        terms: (ContactId, u64, Vec<Home>, u64),
-    ) {
-        let (contact, series, homes, incarnation) = terms;
-        let certified = contact_id(&from, series, &homes) == contact;
-        let record = self.acceptor.job_shared(&job);
-        let wanted =
-            record.filter(|r| r.placement.is_none() && !r.state.is_final() && r.epoch.next() == epoch);
-        let free = self.owner.jobs.get(&job).is_some_and(|d| !d.placing && d.claims.contains_key(&from));
-        let (Some(record), true, Ok(contact_homes)) =
-            (wanted, certified && free, BoundedVec::try_from(homes))
-        else {
-            return self.send(from, Message::Withdraw { job, epoch }, false);
-        };
-        if let Some(driven) = self.owner.jobs.get_mut(&job) {
-            driven.placing = true;
-        }
-        let gpus = record.spec.gpus_total();
-        let now = self.now.mono;
-        let list = self.owner.assigned.entry(from.clone()).or_default();
-        list.retain(|(at, _)| now.since(*at) < Span::secs(10));
-        list.push((now, gpus));
-        let placement =
-            Placement { cluster: from, contact, incarnation, series, contact_homes, at: self.now.wall };
-        let change = Change::Place { placement, epoch };
-        self.propose(Origin::Job(record.birth.clone()), Task::Job(change), Purpose::Place(job), PATIENCE);
-    }
-
-    pub(super) fn on_claim_state(
-        &mut self,
-        from: &PeerName,
-        job: JobId,
-        epoch: Epoch,
-        ahead: u32,
-        refused: Option<String>,
-        prospects: Prospects,
-    ) {
-        let now = self.now.mono;
-        let mut again = false;
-        if let Some(laid) =
-            self.owner.jobs.get_mut(&job).and_then(|d| d.claims.get_mut(from)).filter(|l| l.epoch == epoch)
-        {
-            laid.ahead = Some(ahead);
-            // Somebody could be sent away for it: who may do so is looked at once all have answered.
-            again = refused.is_some() || prospects.victims.is_some_and(|n| n > 0);
-            laid.prospects = prospects;
-            laid.refused = refused.map(|why| (now, why));
-        }
-        if again {
-            self.drive_soon(job);
-        }
+        let due = self.claims_due(&job);
+        self.drive_at(job, due);
     }
 
     pub(super) fn owner_placed(&mut self, job: JobId, result: OpResult) {
@@ -573,14 +402,7 @@ impl Peer {
                 at.max(now + Span::millis(20)).min(now + self.cfg.renew_every.scale(2, 1))
             }
             Lapse::Unseen => {
-                if let Some(entry) = self.owner.observed.get_mut(&placement.contact) {
-                    if entry.reading {
-                        return retry;
-                    }
-                    entry.reading = true;
-                }
-                let origin = contact_origin(placement);
-                self.propose(origin, Task::Read, Purpose::Observe(placement.contact), PATIENCE);
+                self.observe_contact(placement);
                 retry
             }
             Lapse::Take(expect) => {
@@ -601,9 +423,21 @@ impl Peer {
         }
     }
 
+    /// Reads a contact of which nothing is known, unless that is under way.
+    pub(super) fn observe_contact(&mut self, placement: &Placement) {
+        if let Some(entry) = self.owner.observed.get_mut(&placement.contact) {
+            if entry.reading {
+                return;
+            }
+            entry.reading = true;
+        }
+        let purpose = Purpose::Observe(placement.contact);
+        self.propose(contact_origin(placement), Task::Read, purpose, PATIENCE);
+    }
+
     /// A contact that has been silent for a while is read once: what was heard of it may be older than
     /// what its homes hold, and a takeover that times an old nonce fails and waits all over again.
-    fn read_silent(&mut self, placement: &Placement) {
+    pub(super) fn read_silent(&mut self, placement: &Placement) {
         let (now, silent) = (self.now.mono, self.cfg.renew_every.scale(3, 2));
         let Some(seen) = self.owner.observed.get_mut(&placement.contact) else { return };
         if seen.reading || now.since(seen.first_seen) < silent || seen.read_for == Some(seen.newest) {
@@ -621,7 +455,7 @@ impl Peer {
         }
     }
 
-    fn lapse(&self, placement: &Placement, wait: Span) -> Lapse {
+    pub(super) fn lapse(&self, placement: &Placement, wait: Span) -> Lapse {
         let now = self.now.mono;
         let Some(seen) = self.owner.observed.get(&placement.contact) else { return Lapse::Unseen };
         let due = |from: Instant, then: Lapse| {
@@ -652,16 +486,17 @@ impl Peer {
         }
     }
 
-    pub(super) fn took_over(&mut self, contact: ContactId, job: JobId, result: OpResult) {
-        self.freeing(job, false);
+    /// A takeover on behalf of a job, or of a tenant's ledger.
+    pub(super) fn took_over(&mut self, contact: ContactId, job: Option<JobId>, result: OpResult) {
+        if let Some(job) = job {
+            self.freeing(job, false);
+            self.drive_soon(job);
+        }
         let now = self.now.mono;
-        let OpResult::Value { value: Value::Contact(seen), refused } = result else {
-            return self.drive_soon(job);
-        };
+        let OpResult::Value { value: Value::Contact(seen), refused } = result else { return };
         if refused.is_some() {
             // A newer renewal, or somebody else's takeover: time that from now on.
-            self.owner.learned(contact, seen.incarnation, seen.nonce, now);
-            return self.drive_soon(job);
+            return self.owner.learned(contact, seen.incarnation, seen.nonce, now);
         }
         let timed_from = self
             .owner
@@ -672,7 +507,7 @@ impl Peer {
         self.owner.taken(contact, seen.incarnation, seen.nonce, timed_from, now);
         self.count("takeovers");
         let cluster = seen.cluster.clone();
-        self.event("contact.taken_over", Some(job), format!("{cluster} was out of contact for its grace"));
+        self.event("contact.taken_over", job, format!("{cluster} was out of contact for its grace"));
         self.out.push(super::api::Output::Flash(Flash::Suspect { cluster }));
         // Every job bound there may be due now.
         self.drive_all();
@@ -692,6 +527,9 @@ impl Peer {
         self.freeing(job, false);
         if let OpResult::Value { value: Value::Job(record), refused: None } = result {
             self.count("jobs_freed");
+            if let Some(lost) = record.attempts.last().map(|a| a.cluster.clone()) {
+                self.strike(&lost, true);
+            }
             self.event("job.lost_contact", Some(job), record.reason.clone());
         }
         self.drive_soon(job);
@@ -708,35 +546,6 @@ impl Peer {
     }
 }
 
-/// Gives the job's one preemption token to the cluster where the fewest attempts would have to go, once all have
-/// answered (or have had a second to). It stays there until that cluster refuses or has had its time.
-fn give_token(driven: &mut Driven, now: Instant) {
-    let stands = |c: &PeerName| driven.claims.get(c).is_some_and(|l| l.refused.is_none());
-    let mut last = None;
-    if let Some((cluster, since)) = &driven.token {
-        if stands(cluster) && now.since(*since) < TOKEN_FOR {
-            return;
-        }
-        last = Some(cluster.clone());
-    }
-    let open = |l: &&Laid| l.ahead.is_none() && l.refused.is_none();
-    let waits = driven.claims.values().filter(open).any(|l| now.since(l.sent_at) < Span::secs(1));
-    let price = |(c, l): (&PeerName, &Laid)| {
-        let victims = l.prospects.victims.filter(|n| *n > 0 && l.refused.is_none())?;
-        // The one that had it and could not use it comes last.
-        Some((last.as_ref() == Some(c), victims, c.clone()))
-    };
-    let best = driven.claims.iter().filter_map(price).min().filter(|_| !waits);
-    // Whoever had it hears at once that it has it no longer; whoever gets it, too.
-    let next = best.map(|(.., cluster)| cluster);
-    for cluster in last.iter().chain(&next) {
-        if let Some(laid) = driven.claims.get_mut(cluster) {
-            laid.every = Span::ZERO;
-        }
-    }
-    driven.token = next.map(|cluster| (cluster, now));
-}
-
-fn contact_origin(placement: &Placement) -> Origin {
+pub(super) fn contact_origin(placement: &Placement) -> Origin {
     Origin::Contact(placement.cluster.clone(), placement.series, placement.contact_homes.to_vec())
 }

@@ -7,16 +7,21 @@ use super::acceptor::{Acceptor, ValueError};
 use super::api::{
     BackendCommand, CoreConfig, DiskImage, Event, Flash, Input, InspectReport, Now, Output, Table, Write,
 };
+use super::arrays::Arrays;
 use super::client::Clients;
 use super::contact::Contacts;
 use super::executor::Executor;
 use super::message::{Message, Prospects, RecordKey, SPEAKS, Terms};
 use super::owner::Owner;
+use super::past::Past;
+use super::placement::Index;
 use super::propose::Proposer;
 use super::rehome::Keeper;
 use super::ring::Ring;
+use super::tenants::Tenants;
 use super::watch::Watch;
 use crate::base::{Home, Instant, JobId, PeerName, Rng, Span};
+use crate::model::policy::Policies;
 use crate::model::report::{Liveness, View};
 
 /// What wakes the core.
@@ -42,6 +47,8 @@ pub(super) enum Timer {
     Attempt(super::api::AttemptKey),
     /// Home sets that are not what they should be, and records that were kept long enough.
     Sweep,
+    /// What others have seen of this disk, and are told of it.
+    Past,
 }
 
 /// One peer.
@@ -58,11 +65,15 @@ pub struct Peer {
     pub(super) contacts: Contacts,
     pub(super) clients: Clients,
     pub(super) keeper: Keeper,
+    pub(super) past: Past,
+    pub(super) tenants: Tenants,
+    pub(super) arrays: Arrays,
     pub(super) view: Arc<View>,
     pub(super) ring: Ring,
     pub(super) disk_full: bool,
     pub(super) draining: bool,
     pub(super) watch: Watch,
+    pub(super) placer: Index,
     counters: BTreeMap<&'static str, u64>,
 }
 
@@ -72,8 +83,11 @@ impl Peer {
     pub fn recover(cfg: CoreConfig, disk: &DiskImage, now: Now) -> Result<(Peer, Vec<Output>), ValueError> {
         let none = BTreeMap::new();
         let rows = |table| disk.tables.get(&table).unwrap_or(&none);
+        let mut rng = Rng::new(cfg.seed);
+        let nonce = rng.u64();
         let mut peer = Peer {
-            rng: Rng::new(cfg.seed),
+            past: Past::recover(&cfg, rows(Table::Meta), nonce)?,
+            rng,
             now,
             out: Vec::new(),
             timers: BTreeSet::new(),
@@ -84,11 +98,14 @@ impl Peer {
             contacts: Contacts::recover(rows(Table::Meta))?,
             clients: Clients::recover(rows(Table::Meta))?,
             keeper: Keeper::default(),
+            tenants: Tenants::recover(rows(Table::Meta))?,
+            arrays: Arrays::default(),
             view: Arc::default(),
             ring: Ring::default(),
             disk_full: false,
             draining: false,
             watch: Watch::default(),
+            placer: Index::new(cfg.policies.clone()),
             counters: BTreeMap::new(),
             cfg,
         };
@@ -102,7 +119,9 @@ impl Peer {
         peer.timers.insert((now.mono, Timer::Renew));
         peer.timers.insert((now.mono, Timer::Queue));
         peer.timers.insert((now.mono + peer.cfg.pace.sweep_every, Timer::Sweep));
+        peer.timers.insert((now.mono, Timer::Past));
         peer.restart_attempts();
+        peer.count_commit();
         let out = std::mem::take(&mut peer.out);
         Ok((peer, out))
     }
@@ -140,9 +159,12 @@ impl Peer {
                 self.queue_changed();
             }
             Input::Drain(draining) => self.on_drain(draining),
+            Input::Policies(policies) => self.on_policies(*policies),
         }
         self.run_timers();
+        self.flush_quota();
         self.flush_report();
+        self.count_commit();
         std::mem::take(&mut self.out)
     }
 
@@ -188,6 +210,7 @@ impl Peer {
                 Timer::Locate(id) => self.on_locate_timer(id),
                 Timer::Attempt(key) => self.attempt_again(key),
                 Timer::Sweep => self.sweep(),
+                Timer::Past => self.on_past_timer(),
             }
         }
     }
@@ -221,6 +244,8 @@ impl Peer {
                 self.on_claim_state(&from, job, epoch, ahead, refused, prospects);
             }
             Message::Look { birth } => self.on_look(birth),
+            Message::Disk(word) => self.on_disk_word(from, word),
+            Message::Tenants(cards) => self.on_tenants(&cards),
         }
     }
 
@@ -228,6 +253,7 @@ impl Peer {
         self.ring.update(&view);
         let before = std::mem::replace(&mut self.view, view);
         self.note_away();
+        self.confirm_disk();
         for member in self.view.members.values() {
             if let Some(contact) = member.report.as_ref().and_then(|r| r.contact.as_ref()) {
                 let (id, incarnation, nonce) = (contact.contact, contact.incarnation, contact.nonce);
@@ -244,8 +270,19 @@ impl Peer {
             // Who acts as a job's owner may have changed.
             self.drive_all();
             self.contacts_follow_members();
+            self.note_disks_of_absent();
         }
         self.clients_retry_locates();
+    }
+
+    /// Other weights: the record of it says what they changed.
+    fn on_policies(&mut self, policies: Policies) {
+        let changes = policies.changes(self.placer.policies());
+        self.placer.set_policies(policies);
+        self.count("policies_set");
+        let what = if changes.is_empty() { "nothing".into() } else { changes.join(", ") };
+        self.event("placement.weights", None, format!("changed: {what}"));
+        self.drive_all();
     }
 
     fn on_flash(&mut self, flash: &Flash) {
@@ -312,6 +349,7 @@ impl Peer {
         let (records, records_live) = self.acceptor.counts();
         let mut counters: BTreeMap<String, u64> =
             self.counters.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect();
+        counters.insert("disk_confirmed".into(), u64::from(self.disk_confirmed()));
         counters.insert("records_unsettled".into(), self.unsettled() as u64);
         counters.insert("register_in_flight".into(), self.proposer.in_flight() as u64);
         InspectReport {

@@ -17,6 +17,7 @@ use super::purpose::Purpose;
 use super::value::Value;
 use crate::base::{Home, Instant, PeerName, Span};
 use crate::model::record::{Change, ContactChange, Refused};
+use crate::model::tenant::LedgerChange;
 
 /// What an operation does to its register.
 #[derive(Debug, Clone)]
@@ -27,6 +28,8 @@ pub enum Task {
     Job(Change),
     /// Change a contact record.
     Contact(ContactChange),
+    /// Change a tenant's ledger.
+    Ledger(LedgerChange),
     /// Read it.
     Read,
     /// Write the newest value back to all homes, so that one which missed it learns it.
@@ -247,7 +250,7 @@ impl Peer {
         (op.generation, op.homes) = self.place_of(&op.origin);
         // A right is for one change: whatever comes of this one, its ballot is never used for another value.
         let fast = match op.task {
-            Task::Job(_) | Task::Contact(_) => self.proposer.fast.remove(&op.origin.key()),
+            Task::Job(_) | Task::Contact(_) | Task::Ledger(_) => self.proposer.fast.remove(&op.origin.key()),
             _ => None,
         };
         let fast = fast.filter(|f| f.generation == op.generation);
@@ -315,12 +318,22 @@ impl Peer {
 
     /// Sends the present phase's request to every home that has not answered it, and keeps the op.
     pub(super) fn op_send(&mut self, op: Op) {
+        if !self.disk_confirmed() {
+            // Ballots of this life may have been used before: nobody hears of them yet.
+            self.proposer.active.insert(op.id, op);
+            return;
+        }
         let key = op.origin.key();
         let creates = matches!(op.task, Task::Create(..));
         // What must be on this disk before anybody hears of it: the row of an idempotency key; that an attempt lives
-        // by two contacts from now on, since after a crash in between it would live by the one it had left.
-        let waits =
-            matches!(op.task, Task::Create(_, Fresh::Keyed | Fresh::No) | Task::Job(Change::Rebind { .. }));
+        // by two contacts from now on, since after a crash in between it would live by the one it had left; what a
+        // cluster's share was lowered to.
+        let waits = matches!(
+            op.task,
+            Task::Create(_, Fresh::Keyed | Fresh::No)
+                | Task::Job(Change::Rebind { .. })
+                | Task::Ledger(LedgerChange::Share { .. })
+        );
         let body = match (op.phase, &op.proposed) {
             (Phase::Reading, _) => RegisterBody::Read,
             (Phase::Forgetting, _) => RegisterBody::Forget,
@@ -374,8 +387,19 @@ impl Peer {
         }
     }
 
+    /// The disk is what it was: what was held back goes out.
+    pub(super) fn resume_operations(&mut self) {
+        for (_, op) in std::mem::take(&mut self.proposer.active) {
+            self.op_send(op);
+        }
+    }
+
     /// An acceptor's work for one request, own requests included. The answer leaves after its write.
     pub(super) fn on_register(&mut self, from: PeerName, request: RegisterRequest) {
+        if !self.disk_confirmed() {
+            self.count("asked_before_confirmed");
+            return;
+        }
         let room = Room { disk_full: self.disk_full, jobs_max: self.cfg.jobs_max };
         let me = self.cfg.name.clone();
         self.watch_accept(&request);
@@ -619,8 +643,7 @@ impl Peer {
             if self.proposer.fast.len() >= FAST_MAX {
                 self.proposer.fast.pop_first();
             }
-            let ended = matches!(&value, Value::Job(r) if r.state.is_final() || r.sealed.is_some());
-            if !ended {
+            if !value.ends() {
                 let fast = Fast { ballot: next, value: value.clone(), generation };
                 self.proposer.fast.insert(op.origin.key(), fast);
             }
@@ -641,7 +664,10 @@ impl Peer {
         self.proposer.active.remove(&op.id);
         let key = op.origin.key();
         match &result {
-            OpResult::Value { value, .. } => self.watch_chosen(&key, value),
+            OpResult::Value { value, .. } => {
+                self.watch_chosen(&key, value);
+                self.note_ledger(value);
+            }
             _ => {
                 self.proposer.fast.remove(&key);
             }
@@ -708,6 +734,9 @@ fn apply(task: &Task, value: &Value) -> Option<Result<Value, Refused>> {
         (Task::Contact(change), Value::Contact(record)) => {
             Some(record.apply(change).map(|r| Value::Contact(Box::new(r))))
         }
+        (Task::Ledger(change), Value::Ledger(record)) => {
+            Some(record.apply(change).map(|r| Value::Ledger(Box::new(r))))
+        }
         _ => None,
     }
 }
@@ -716,6 +745,7 @@ fn reflected(task: &Task, value: &Value) -> bool {
     match (task, value) {
         (Task::Job(change), Value::Job(record)) => record.reflects(change),
         (Task::Contact(change), Value::Contact(record)) => record.reflects(change),
+        (Task::Ledger(change), Value::Ledger(record)) => record.reflects(change),
         _ => true,
     }
 }

@@ -3,6 +3,7 @@
 use super::api::{AttemptKey, ClientRequest};
 use super::peer::Peer;
 use super::propose::OpResult;
+use super::tenants::TenantPurpose;
 use crate::base::{ContactId, Instant, JobId};
 use crate::model::record::ContactRecord;
 
@@ -69,6 +70,24 @@ pub enum Purpose {
     ForgetSettled(JobId),
     /// All homes were told to forget it.
     Forgotten(JobId),
+    /// The owner reads a job that another waits for.
+    After {
+        /// Which waits.
+        job: JobId,
+        /// For which of its `after`.
+        which: u32,
+    },
+    /// The owner makes, reads or cancels a job of an array.
+    ArrayChild {
+        /// Which array.
+        job: JobId,
+        /// Which of its jobs.
+        rank: u32,
+    },
+    /// The owner changed an array, or a job that waits.
+    ArrayChanged(JobId),
+    /// About a tenant's ledger.
+    Tenant(TenantPurpose),
 }
 
 impl Peer {
@@ -82,7 +101,7 @@ impl Peer {
             Purpose::OwnerRead => self.owner_read(result),
             Purpose::Free(job) => self.owner_freed(job, result),
             Purpose::Observe(contact) => self.observe_result(contact, result),
-            Purpose::TakeOver(contact, job) => self.took_over(contact, job, result),
+            Purpose::TakeOver(contact, job) => self.took_over(contact, Some(job), result),
             Purpose::ContactCreate(record) => self.contact_created(*record, result),
             Purpose::Renew { contact, incarnation, sent_at } => {
                 self.renewed(contact, incarnation, sent_at, result)
@@ -95,6 +114,10 @@ impl Peer {
             Purpose::MoveHomes(job) => self.homes_moved(job, result),
             Purpose::ForgetSettled(job) => self.forget_settled(job, result),
             Purpose::Forgotten(job) => self.job_forgotten(job, &result),
+            Purpose::After { job, which } => self.after_read(job, which, result),
+            Purpose::ArrayChild { job, rank } => self.child_asked(job, rank, result),
+            Purpose::ArrayChanged(job) => self.array_changed(job, result),
+            Purpose::Tenant(purpose) => self.tenant_done(purpose, result),
         }
     }
 }

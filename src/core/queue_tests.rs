@@ -118,12 +118,15 @@ impl Mesh {
                     pue_milli: 1_000,
                     nodes: site.nodes.clone(),
                     container_runtime: None,
+                    terms: Default::default(),
                 }),
                 queue: site.told.0.clone(),
                 contact: site.told.1.clone(),
                 health: Some(HealthReport::default()),
                 build: Some(BuildReport { version: String::new(), wire: self.wire }),
                 links: Vec::new(),
+                data: None,
+                images: None,
                 heard_at: self.now,
             };
             let member = MemberView {
@@ -381,7 +384,7 @@ fn a_claim_of_a_stale_owner_is_passed_over() {
     let newer = Message::Claim(Box::new(claim.clone()));
     mesh.input(&name("b"), Input::Message { from: name("a"), message: newer });
     let stale = Claim { epoch: record.epoch.next(), priority: 99, ..claim };
-    let terms = Terms { waited: Span(u64::MAX), token: true, preemptible: true };
+    let terms = Terms { waited: Span(u64::MAX), token: true, preemptible: true, card: None };
     let stale = Message::ClaimWith { claim: Box::new(stale), terms };
     mesh.input(&name("b"), Input::Message { from: name("a"), message: stale });
     let queue = mesh.sites[&name("b")].core.inspect().queue;

@@ -61,6 +61,7 @@ impl Peer {
 
     pub(super) fn sweep(&mut self) {
         self.timer_in(self.cfg.pace.sweep_every, Timer::Sweep);
+        self.tend_ledgers();
         let (mut due, mut ended) = (Vec::new(), Vec::new());
         let (mut count, mut last) = (0, None);
         for (job, record) in self.acceptor.jobs_after(self.keeper.cursor).take(SWEEP_MAX) {
@@ -117,23 +118,35 @@ impl Peer {
         if record.sealed.is_some() {
             return true;
         }
+        self.better_homes(record.homes(), record.id().ring_key()).is_some()
+    }
+
+    /// Where a record should move that these homes hold; none where it should not.
+    pub(super) fn better_homes(&self, homes: &[Home], ring_key: u64) -> Option<Vec<Home>> {
         if self.view.members.is_empty() || self.view.isolated {
-            return false;
+            return None;
         }
-        let homes = record.homes();
         let few = homes.len() < self.ring.set_size(self.view.members.len(), self.cfg.replicas);
-        (few || !homes.iter().all(|h| self.good_home(h))) && self.next_homes(record).is_some()
+        let due = few || !homes.iter().all(|h| self.good_home(h));
+        if due { self.next_homes(homes, ring_key) } else { None }
+    }
+
+    /// This cluster has been lost for long, was removed, or came back with another disk.
+    pub(super) fn gone_for_long(&self, home: &Home) -> bool {
+        let Some(member) = self.view.members.get(&home.peer) else { return true };
+        let lost = self.keeper.away.get(&home.peer).filter(|(lost, _)| *lost);
+        member.store != home.store
+            || lost.is_some_and(|(_, since)| self.now.mono.since(*since) >= self.cfg.rehome_after)
     }
 
     /// The present homes that may stay, filled up by the ring; none where that is no better.
-    fn next_homes(&self, record: &JobRecord) -> Option<Vec<Home>> {
-        let homes = record.homes();
+    fn next_homes(&self, homes: &[Home], ring_key: u64) -> Option<Vec<Home>> {
         let keep: Vec<Home> = homes.iter().filter(|h| self.good_home(h)).cloned().collect();
         let fits = |m: &MemberView| {
             m.liveness == Liveness::Alive && !m.draining && !self.leaves(m) && !m.disk_full()
         };
         let size = self.ring.set_size(self.view.members.len(), self.cfg.replicas).max(keep.len());
-        let mut next = self.ring.fill(&self.view, record.id().ring_key(), keep.clone(), size, fits);
+        let mut next = self.ring.fill(&self.view, ring_key, keep.clone(), size, fits);
         // A set stays odd, or a pair: four homes need three of them, as five do.
         if next.len() == 4 {
             next.pop();
@@ -150,7 +163,8 @@ impl Peer {
         if self.keeper.moving.len() >= MOVES_MAX || !self.keeper.moving.insert(job) {
             return;
         }
-        let task = match (&record.sealed, self.next_homes(record)) {
+        let next = self.next_homes(record.homes(), record.id().ring_key());
+        let task = match (&record.sealed, next) {
             // Somebody sealed it and did not get to the end. A majority does: one of these homes may be gone for good.
             (Some(_), _) => Task::Settle,
             (None, Some(next)) => Task::Job(Change::Seal { generation: record.generation, next }),

@@ -35,6 +35,7 @@ pub(super) fn key_bytes(key: &RecordKey) -> Vec<u8> {
     let (tag, id) = match key {
         RecordKey::Job(id) => (b'j', id.0),
         RecordKey::Contact(id) => (b'c', id.0),
+        RecordKey::Ledger(id) => (b'l', id.0),
     };
     let mut bytes = vec![tag];
     bytes.extend_from_slice(&id);

@@ -15,6 +15,7 @@ pub fn config(peer: &str, store: StoreId) -> CoreConfig {
         name: name(peer),
         store,
         boot: 1,
+        first_boot: true,
         replicas: 3,
         renew_every: Span::secs(1),
         rho_milli: 10,
@@ -28,6 +29,7 @@ pub fn config(peer: &str, store: StoreId) -> CoreConfig {
         nodes: Vec::new(),
         schedule: Default::default(),
         runs_images: false,
+        policies: Default::default(),
         pace: Pace::default(),
         seed: 1,
     }

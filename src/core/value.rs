@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::message::RecordKey;
 use crate::base::Home;
 use crate::model::record::{RECORD_BYTES_MAX, contact_id};
+use crate::model::tenant::{LedgerRecord, ledger_id};
 use crate::model::{ContactRecord, JobRecord};
 
 /// A register's value, read.
@@ -14,6 +15,8 @@ pub enum Value {
     Job(Arc<JobRecord>),
     /// A contact record.
     Contact(Box<ContactRecord>),
+    /// A tenant's ledger.
+    Ledger(Box<LedgerRecord>),
 }
 
 /// Why bytes are not a value. Nothing was taken.
@@ -36,6 +39,8 @@ pub enum ValueError {
 /// Leads every stored value. Values are JSON: self-describing, so that N and N-1 read each other and
 /// fields of a later version are kept.
 pub(super) const VALUE_VERSION: u8 = 1;
+/// Leads a record of an array, or of a job that waits for others: an older binary would drop what it says of them.
+const VALUE_VERSION_ARRAY: u8 = 3;
 /// Leads a record that moves or has moved: an older binary would miss the seal, so it must not read it.
 const VALUE_VERSION_MOVED: u8 = 2;
 
@@ -43,13 +48,17 @@ impl Value {
     /// Bytes for the register.
     pub fn encode(&self) -> Result<Vec<u8>, ValueError> {
         let moved = |r: &JobRecord| r.generation > 0 || r.sealed.is_some();
+        let grouped =
+            |r: &JobRecord| r.spec.array.is_some() || r.array_of.is_some() || !r.spec.after.is_empty();
         let mut bytes = match self {
+            Value::Job(record) if grouped(record) => vec![VALUE_VERSION_ARRAY],
             Value::Job(record) if moved(record) => vec![VALUE_VERSION_MOVED],
             _ => vec![VALUE_VERSION],
         };
         let written = match self {
             Value::Job(record) => serde_json::to_writer(&mut bytes, record),
             Value::Contact(record) => serde_json::to_writer(&mut bytes, record),
+            Value::Ledger(record) => serde_json::to_writer(&mut bytes, record),
         };
         written.map_err(|e| ValueError::Malformed(e.to_string()))?;
         if bytes.len() > RECORD_BYTES_MAX {
@@ -65,7 +74,10 @@ impl Value {
         }
         let malformed = |e: serde_json::Error| ValueError::Malformed(e.to_string());
         match (bytes.split_first(), key) {
-            (Some((&(VALUE_VERSION | VALUE_VERSION_MOVED), rest)), RecordKey::Job(id)) => {
+            (
+                Some((&(VALUE_VERSION | VALUE_VERSION_MOVED | VALUE_VERSION_ARRAY), rest)),
+                RecordKey::Job(id),
+            ) => {
                 let record: JobRecord = serde_json::from_slice(rest).map_err(malformed)?;
                 if record.id() != *id {
                     return Err(ValueError::NotCertified);
@@ -78,6 +90,13 @@ impl Value {
                     return Err(ValueError::NotCertified);
                 }
                 Ok(Value::Contact(Box::new(record)))
+            }
+            (Some((&VALUE_VERSION, rest)), RecordKey::Ledger(id)) => {
+                let record: LedgerRecord = serde_json::from_slice(rest).map_err(malformed)?;
+                if ledger_id(&record.tenant, &record.homes) != *id {
+                    return Err(ValueError::NotCertified);
+                }
+                Ok(Value::Ledger(Box::new(record)))
             }
             (Some((version, _)), _) => Err(ValueError::Version(*version)),
             (None, _) => Err(ValueError::Malformed("empty".into())),
@@ -95,6 +114,7 @@ impl Value {
     pub fn generation(&self) -> u32 {
         match self {
             Value::Job(record) => record.generation,
+            Value::Ledger(record) => record.generation,
             Value::Contact(_) => 0,
         }
     }
@@ -102,7 +122,28 @@ impl Value {
     pub fn homes(&self) -> &[Home] {
         match self {
             Value::Job(record) => record.homes(),
+            Value::Ledger(record) => record.homes(),
             Value::Contact(record) => &record.homes,
         }
+    }
+    /// The next home set, where this is its generation's last value.
+    pub fn sealed(&self) -> Option<&[Home]> {
+        match self {
+            Value::Job(record) => record.sealed.as_deref(),
+            Value::Ledger(record) => record.sealed.as_deref(),
+            Value::Contact(_) => None,
+        }
+    }
+    /// The first value of the next generation, where this one is sealed.
+    pub fn installed(&self) -> Option<Value> {
+        match self {
+            Value::Job(record) => record.installed().map(Value::job),
+            Value::Ledger(record) => record.installed().map(|r| Value::Ledger(Box::new(r))),
+            Value::Contact(_) => None,
+        }
+    }
+    /// Nothing but a move follows.
+    pub fn ends(&self) -> bool {
+        self.sealed().is_some() || matches!(self, Value::Job(record) if record.state.is_final())
     }
 }

@@ -10,8 +10,8 @@ use super::api::{AttemptKey, NodeShare};
 use super::message::{RecordKey, RegisterBody, RegisterRequest};
 use super::peer::Peer;
 use crate::model::invariants::{
-    ContactMark, Invariant, JobMark, contact_follows, gpus_are_free, job_follows, one_ballot_one_value,
-    start_is_newest,
+    ContactMark, Invariant, JobMark, LedgerMark, contact_follows, gpus_are_free, job_follows, ledger_follows,
+    one_ballot_one_value, spends_its_share, start_is_newest,
 };
 
 /// Registers of which a mark is kept; beyond it the lowest keys are forgotten first.
@@ -21,6 +21,7 @@ const MARKS_MAX: usize = 65_536;
 enum Mark {
     Job(JobMark),
     Contact(ContactMark),
+    Ledger(LedgerMark),
 }
 
 /// The marks.
@@ -42,10 +43,12 @@ impl Peer {
         let mark = match value {
             Value::Job(record) => Mark::Job(JobMark::of(record)),
             Value::Contact(record) => Mark::Contact(ContactMark::of(record)),
+            Value::Ledger(record) => Mark::Ledger(LedgerMark::of(record)),
         };
         let broken = match (self.watch.marks.get(key), &mark) {
             (Some(Mark::Job(old)), Mark::Job(new)) => job_follows(old, new),
             (Some(Mark::Contact(old)), Mark::Contact(new)) => contact_follows(old, new),
+            (Some(Mark::Ledger(old)), Mark::Ledger(new)) => ledger_follows(old, new),
             _ => Default::default(),
         };
         if !broken.is_empty() {
@@ -81,6 +84,10 @@ impl Peer {
         let held: Vec<(u32, u32)> = self.exec.shares_but(key).flat_map(gpus).collect();
         let broken = gpus_are_free(gpus(shares), held);
         self.broken(broken, &format!("{key} gets GPUs that others hold"));
+        if let Some((used, share)) = self.spending_of(key) {
+            let broken = spends_its_share(&used, &share);
+            self.broken(broken, &format!("{key} is admitted: its tenant uses {used:?} of {share:?}"));
+        }
     }
 }
 

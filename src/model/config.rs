@@ -3,6 +3,7 @@
 //! Nothing needs to be configured: `Config::default()` is a peer of its own on this machine. The
 //! reference page is docs/reference/config.md; a test compares its tables with the keys here.
 
+mod economy;
 mod keys;
 mod read;
 mod schedule;
@@ -18,7 +19,8 @@ pub use keys::SECTIONS;
 pub use schedule::{GpuSets, ScheduleConfig};
 
 use super::input::Mistake;
-use super::report::NodeCapacity;
+use super::policy::Policies;
+use super::report::{Item, NodeCapacity, Terms};
 use crate::base::{Bytes, PeerName, Span};
 
 /// Bytes of a configuration file.
@@ -55,6 +57,14 @@ pub struct Config {
     pub price_milli: u64,
     /// Power usage effectiveness in thousandths, 1.0 to 5.0. Default 1000.
     pub pue_milli: u32,
+    /// Compliance domains, power and egress prices.
+    pub terms: Terms,
+    /// Datasets that this cluster holds, at most 4,096. Default none.
+    pub datasets: Vec<DatasetConfig>,
+    /// Images that are declared to be here, at most 4,096. Default none.
+    pub images: Vec<Item>,
+    /// What the placement policies weigh.
+    pub policies: Policies,
     /// Declared node groups, at most 256 and 4,096 nodes: offered instead of this machine's own and
     /// shown as virtual. Default none: what discovery finds.
     pub nodes: Vec<NodeCapacity>,
@@ -80,6 +90,17 @@ pub struct Config {
     pub local: LocalBackendConfig,
     /// The Slurm backend.
     pub slurm: SlurmBackendConfig,
+}
+
+/// A dataset that this cluster holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DatasetConfig {
+    /// What jobs call it: a name, or the URI that they would write.
+    pub name: String,
+    /// Bytes in all; none: measured at the start, which needs a path.
+    pub size: Option<Bytes>,
+    /// Where it lies here; jobs find it in STARLING_DATA.
+    pub path: Option<PathBuf>,
 }
 
 /// The HTTP API's sockets.
@@ -269,6 +290,10 @@ impl Default for Config {
             labels: BTreeMap::new(),
             price_milli: 0,
             pue_milli: 1_000,
+            terms: Terms::default(),
+            datasets: Vec::new(),
+            images: Vec::new(),
+            policies: Policies::default(),
             nodes: Vec::new(),
             gpu_sets: BTreeMap::new(),
             backend: BackendKind::default(),

@@ -239,6 +239,41 @@ pub fn memory(name: &str) -> Option<Bytes> {
     parsed.exact_gb().map(|gb| Bytes::gib(gb.into()))
 }
 
+/// Power of one device under load in watts: of its data sheet, or 350 where that is not known.
+pub fn watts(name: &str) -> u32 {
+    const WATTS: &[(&str, u32)] = &[
+        ("A100", 400),
+        ("A800", 400),
+        ("A10", 150),
+        ("A10G", 150),
+        ("A2", 60),
+        ("A30", 165),
+        ("A40", 300),
+        ("B200", 1_000),
+        ("GB200", 1_200),
+        ("GH200", 700),
+        ("H100", 700),
+        ("H20", 400),
+        ("H200", 700),
+        ("H800", 700),
+        ("L4", 72),
+        ("L40", 300),
+        ("L40S", 350),
+        ("T4", 70),
+        ("V100", 300),
+        ("P100", 250),
+        ("RTX-4090", 450),
+        ("MI250X", 560),
+        ("MI300X", 750),
+        ("Ascend-910A", 310),
+        ("Ascend-910B", 400),
+        ("Gaudi2", 600),
+        ("Gaudi3", 900),
+    ];
+    let head = parse(name).ok().and_then(|p| p.known).map(|m| m.head);
+    WATTS.iter().find(|(known, _)| Some(*known) == head).map_or(350, |(_, watts)| *watts)
+}
+
 /// Who makes it, where it is known.
 pub fn vendor(name: &str) -> Option<Vendor> {
     parse(name).ok()?.known.map(|m| m.vendor)

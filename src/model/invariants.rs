@@ -8,6 +8,7 @@
 use std::collections::BTreeSet;
 
 use super::record::{ContactRecord, JobRecord, JobState};
+use super::tenant::{Amount, Escrow, LedgerRecord};
 
 /// One invariant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -21,6 +22,8 @@ pub enum Invariant {
     I3,
     /// The epoch of the published checkpoint never falls.
     I4,
+    /// The shares of a tenant's ledger never rise above its limit, and a cluster spends no more than its share.
+    I5,
     /// A cluster runs no more than it has: no GPU belongs to two attempts.
     I6,
     /// One sealed value per generation: it is the last of it, and generations never fall.
@@ -37,6 +40,7 @@ impl Invariant {
             Self::I2 => "invariant_I2_violated",
             Self::I3 => "invariant_I3_violated",
             Self::I4 => "invariant_I4_violated",
+            Self::I5 => "invariant_I5_violated",
             Self::I6 => "invariant_I6_violated",
             Self::I7 => "invariant_I7_violated",
             Self::I8 => "invariant_I8_violated",
@@ -134,6 +138,69 @@ pub fn contact_follows(old: &ContactMark, new: &ContactMark) -> BTreeSet<Invaria
         && (!same || new.holder == old.holder)
         && (!same || new.nonce >= old.nonce);
     (!holds).then_some(Invariant::I1).into_iter().collect()
+}
+
+/// What of a chosen ledger later ones are held against.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LedgerMark {
+    /// Its version,
+    pub version: u64,
+    /// which home set holds it,
+    pub generation: u32,
+    /// and whether this is that one's last value.
+    pub sealed: bool,
+    /// Version of its limits,
+    pub limits_version: u64,
+    /// and the ceiling of each part.
+    pub ceiling: [Option<u64>; 4],
+    /// All shares together.
+    pub total: Amount,
+    /// What ran before limits began, in all.
+    pub adopted: Amount,
+}
+
+impl LedgerMark {
+    /// Of one ledger.
+    pub fn of(ledger: &LedgerRecord) -> Self {
+        Self {
+            version: ledger.version,
+            generation: ledger.generation,
+            sealed: ledger.sealed.is_some(),
+            limits_version: ledger.limits_version,
+            ceiling: if ledger.removed { [None; 4] } else { ledger.limits.ceiling() },
+            total: ledger.total(),
+            adopted: ledger.adopted,
+        }
+    }
+}
+
+/// What breaks when `new` is chosen after `old` was. Where the limits changed in between, a total above the new
+/// ones says nothing: it may have risen under the old ones.
+pub fn ledger_follows(old: &LedgerMark, new: &LedgerMark) -> BTreeSet<Invariant> {
+    let mut broken = BTreeSet::new();
+    if new.version < old.version || (new.version == old.version && new != old) {
+        broken.insert(Invariant::I1);
+    }
+    let same_generation = new.generation == old.generation;
+    if new.generation < old.generation || (old.sealed && same_generation && new != old) {
+        broken.insert(Invariant::I7);
+    }
+    if new.limits_version == old.limits_version {
+        let stated = new.adopted.minus(old.adopted).parts();
+        let (now, then) = (new.total.parts(), old.total.parts());
+        let over = |(i, ceiling): (usize, &Option<u64>)| {
+            ceiling.is_some_and(|most| now[i] > most.max(then[i]).saturating_add(stated[i]))
+        };
+        if new.ceiling.iter().enumerate().any(over) {
+            broken.insert(Invariant::I5);
+        }
+    }
+    broken
+}
+
+/// A cluster begins an attempt; then all of the tenant's attempts there use so much of what the share holds.
+pub fn spends_its_share(used: &Amount, share: &Escrow) -> BTreeSet<Invariant> {
+    (!used.within(&share.share)).then_some(Invariant::I5).into_iter().collect()
 }
 
 /// An acceptor is asked to take `new` under the very ballot under which it took `old`: a ballot names one
@@ -236,6 +303,39 @@ mod tests {
         assert_eq!(gpus_are_free([(0, 1), (0, 2)], [(0, 0), (1, 1)]), BTreeSet::new());
         assert_eq!(gpus_are_free([(0, 1)], [(0, 1)]), BTreeSet::from([Invariant::I6]));
         assert_eq!(gpus_are_free([(0, 1), (0, 1)], []), BTreeSet::from([Invariant::I6]));
+    }
+
+    #[test]
+    fn a_ledger_rises_no_higher_than_its_limit() {
+        let gpus = |n| Amount { gpus: n, ..Amount::ZERO };
+        let old = LedgerMark {
+            version: 5,
+            generation: 0,
+            sealed: false,
+            limits_version: 1,
+            ceiling: [Some(8), None, None, None],
+            total: gpus(6),
+            adopted: Amount::ZERO,
+        };
+        let next = |total| LedgerMark { version: 6, total, ..old.clone() };
+        assert_eq!(ledger_follows(&old, &next(gpus(8))), BTreeSet::new());
+        assert_eq!(ledger_follows(&old, &next(gpus(9))), BTreeSet::from([Invariant::I5]));
+        let over = LedgerMark { total: gpus(12), ..old.clone() };
+        assert_eq!(ledger_follows(&over, &next(gpus(11))), BTreeSet::new(), "it was above, and falls");
+        assert_eq!(ledger_follows(&over, &next(gpus(13))), BTreeSet::from([Invariant::I5]));
+        let states = LedgerMark { adopted: gpus(5), ..next(gpus(13)) };
+        assert_eq!(ledger_follows(&old, &states), BTreeSet::new(), "five ran before the limit began");
+        let other = LedgerMark { limits_version: 2, ..next(gpus(20)) };
+        assert_eq!(ledger_follows(&old, &other), BTreeSet::new());
+        assert_eq!(ledger_follows(&next(gpus(7)), &old), BTreeSet::from([Invariant::I1]));
+        let moved = LedgerMark { generation: 1, ..next(gpus(6)) };
+        let back = LedgerMark { version: 9, ..old.clone() };
+        assert_eq!(ledger_follows(&moved, &back), BTreeSet::from([Invariant::I7]));
+        let sealed = LedgerMark { sealed: true, ..old.clone() };
+        assert_eq!(ledger_follows(&sealed, &next(gpus(6))), BTreeSet::from([Invariant::I7]));
+        let share = Escrow { share: gpus(4), ..Escrow::default() };
+        assert_eq!(spends_its_share(&gpus(4), &share), BTreeSet::new());
+        assert_eq!(spends_its_share(&gpus(5), &share), BTreeSet::from([Invariant::I5]));
     }
 
     #[test]

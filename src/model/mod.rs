@@ -1,12 +1,14 @@
 //! What people and peers say to each other: job specs, reports, records, configuration. Typed and
 //! valid once built; no I/O here.
 
+pub mod array;
 pub mod config;
 pub mod gpu;
 pub mod input;
 pub mod invariants;
 #[cfg(test)]
 mod pages_tests;
+pub mod policy;
 pub mod record;
 pub mod replay_trace;
 pub mod report;
@@ -14,9 +16,11 @@ pub mod report_json;
 pub mod sbatch;
 pub mod spec;
 pub mod spec_input;
+pub mod tenant;
 pub mod timestamp;
 pub mod topology;
 
+pub use policy::{Policies, Term, Weights};
 pub use record::{
     AttemptSummary, Birth, CancelIntent, Checkpoint, ContactRecord, JobRecord, JobState, Outcome, Placement,
 };

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use ring::digest;
 use serde::{Deserialize, Serialize};
 
+use super::array::{ArrayChange, ArrayOf, ArrayState};
 use super::spec::JobSpec;
 use crate::base::{BoundedVec, ContactId, Epoch, Home, JobId, PeerName, Span, TraceId, WallTime};
 
@@ -259,6 +260,15 @@ pub struct JobRecord {
     /// The next home set. While it is set nothing else changes: this is the generation's last value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sealed: Option<BoundedVec<Home, 5>>,
+    /// How far it has come, where it is an array.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub array: Option<ArrayState>,
+    /// Of which array it is part.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub array_of: Option<ArrayOf>,
+    /// A bit for each of `spec.after` that has ended as it should.
+    #[serde(default, skip_serializing_if = "is_zero_64")]
+    pub after_met: u64,
     /// Fields of later versions; kept as found.
     #[serde(flatten)]
     pub ext: BTreeMap<String, serde_json::Value>,
@@ -317,6 +327,12 @@ pub enum Refused {
     /// No home set: none, more than five, or a member twice.
     #[error("not a home set")]
     BadHomes,
+    /// It is no array, or not so far.
+    #[error("not a change of this array")]
+    NoArray,
+    /// A tenant's limit does not allow it.
+    #[error("{0}")]
+    Quota(String),
 }
 
 /// A change to a job's record. Each is conditional on what it names; `apply` is the one meaning.
@@ -413,14 +429,19 @@ pub enum Change {
         /// Who holds the next one.
         next: Vec<Home>,
     },
+    /// An array goes on, or a job that waits for others.
+    Array(ArrayChange),
 }
 
 fn is_zero(n: &u32) -> bool {
     *n == 0
 }
+fn is_zero_64(n: &u64) -> bool {
+    *n == 0
+}
 
 /// The homes as a set: 1 to 5, no member twice.
-fn home_set(homes: &[Home]) -> Option<BoundedVec<Home, 5>> {
+pub(super) fn home_set(homes: &[Home]) -> Option<BoundedVec<Home, 5>> {
     let distinct = homes.iter().enumerate().all(|(i, h)| homes[..i].iter().all(|other| other.peer != h.peer));
     BoundedVec::try_from(homes.to_vec()).ok().filter(|set: &BoundedVec<Home, 5>| distinct && !set.is_empty())
 }
@@ -428,9 +449,16 @@ fn home_set(homes: &[Home]) -> Option<BoundedVec<Home, 5>> {
 impl JobRecord {
     /// A new record: pending, never placed.
     pub fn new(birth: Birth, spec: JobSpec, trace: TraceId, at: WallTime) -> Self {
+        let reason = match spec.after.len() {
+            0 => "waits for a cluster".into(),
+            n => format!("waits for {n} jobs to end"),
+        };
         Self {
             birth,
             version: 1,
+            array: spec.array.as_ref().map(|_| ArrayState::default()),
+            array_of: None,
+            after_met: 0,
             spec,
             state: JobState::Pending,
             epoch: Epoch(0),
@@ -447,7 +475,7 @@ impl JobRecord {
             submitted_at: at,
             finished_at: None,
             trace,
-            reason: "waits for a cluster".into(),
+            reason,
             generation: 0,
             moved_to: None,
             sealed: None,
@@ -503,6 +531,12 @@ impl JobRecord {
                 }
                 if let Some(why) = &self.held {
                     return Err(Refused::Held(why.clone()));
+                }
+                if self.array.is_some() {
+                    return Err(Refused::Held("it is an array: its jobs are placed".into()));
+                }
+                if self.waits_for().next().is_some() {
+                    return Err(Refused::Held("it waits for other jobs".into()));
                 }
                 // At the end of the numbers there is no next one: the same epoch is never given twice.
                 if *epoch != self.epoch.next() || *epoch == self.epoch {
@@ -563,7 +597,10 @@ impl JobRecord {
                 if self.cancel.is_none() {
                     next.cancel = Some(intent.clone());
                 }
-                if self.placement.is_none() {
+                if self.array.as_ref().is_some_and(|a| a.opened > 0) {
+                    next.reason = format!("cancel asked by {}; waits for its jobs to stop", intent.by);
+                    next.array_over(intent.at);
+                } else if self.placement.is_none() {
                     next.finish(JobState::Cancelled, format!("cancelled by {}", intent.by), intent.at);
                 } else {
                     next.reason = format!("cancel asked by {}; waits for the attempt to stop", intent.by);
@@ -581,6 +618,9 @@ impl JobRecord {
                 self.held(*epoch)?;
                 next.close(*epoch, Outcome::Lost, None, *at);
                 next.reason = format!("{} (confirmed by {by})", next.reason);
+            }
+            Change::Move { .. } if self.array.is_some() => {
+                return Err(Refused::Held("it is an array: move its jobs".into()));
             }
             Change::Move { intent } => {
                 if self.cancel.is_some() {
@@ -605,6 +645,7 @@ impl JobRecord {
                     next.reason = format!("released by {by}");
                 }
             }
+            Change::Array(change) => next.array_apply(change)?,
             Change::Seal { .. } => {}
         }
         next.version = self.version.saturating_add(1);
@@ -638,6 +679,7 @@ impl JobRecord {
             Change::Move { intent } => self.moving.as_ref() == Some(intent),
             Change::MoveOver { intent } => self.moving.as_ref() != Some(intent),
             Change::Release { .. } => self.held.is_none() && self.losses_in_a_row == 0,
+            Change::Array(change) => self.array_reflects(change),
             Change::Seal { generation, next } => {
                 self.generation > *generation || self.sealed.as_deref() == Some(next.as_slice())
             }
@@ -732,7 +774,7 @@ impl JobRecord {
         self.reason = format!("{what}; retry {} of {} in {}", self.failures, self.spec.retries, self.hold);
     }
 
-    fn finish(&mut self, state: JobState, reason: String, at: WallTime) {
+    pub(super) fn finish(&mut self, state: JobState, reason: String, at: WallTime) {
         self.state = state;
         self.reason = reason;
         self.placement = None;

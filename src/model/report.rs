@@ -47,6 +47,74 @@ pub struct CapacityReport {
     pub nodes: Vec<NodeCapacity>,
     /// The container runtime found (`podman`, `docker`), none where there is none.
     pub container_runtime: Option<String>,
+    /// What holds of the place. Peers of before say nothing of it.
+    #[serde(default)]
+    pub terms: Terms,
+}
+
+/// What holds of a cluster's place: under which rules it stands, and what moving data out of it and power cost.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Terms {
+    /// Compliance domains that it is in, e.g. `gdpr`.
+    pub compliance: Vec<String>,
+    /// Thousandths of a USD per kWh that are not in the price of a GPU hour; 0 where they are.
+    pub tariff_milli: u64,
+    /// Thousandths of a USD per GB that leaves it,
+    pub egress_milli: u64,
+    /// and where it costs something else to reach a region.
+    pub egress_to_milli: BTreeMap<String, u64>,
+}
+
+/// A dataset or an image, and its size.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Item {
+    /// Name: of a dataset as jobs write it, of an image its reference.
+    pub name: String,
+    /// Bytes in all.
+    pub size: Bytes,
+}
+
+/// Facets `data` and `images`: what a cluster holds. Bounded, the largest first, and it says what was cut, so that
+/// nobody takes "not named here" for "not there".
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Inventory {
+    /// The largest ones.
+    pub items: Vec<Item>,
+    /// How many more there are.
+    pub more: u32,
+}
+
+impl Inventory {
+    /// Most items that are told.
+    pub const ITEMS_MAX: usize = 256;
+    /// Bytes of names told at most: a facet's value is bounded.
+    pub const NAMES_MAX: usize = 6_000;
+
+    /// The largest of these, as many as may be told.
+    pub fn of(items: impl IntoIterator<Item = Item>) -> Self {
+        let mut items: Vec<Item> = items.into_iter().collect();
+        items.sort_by(|a, b| b.size.cmp(&a.size).then_with(|| a.name.cmp(&b.name)));
+        items.dedup_by(|a, b| a.name == b.name);
+        let mut bytes = 0;
+        let told = items
+            .iter()
+            .take(Self::ITEMS_MAX)
+            .take_while(|item| {
+                bytes += item.name.len();
+                bytes <= Self::NAMES_MAX
+            })
+            .count();
+        let more = u32::try_from(items.len() - told).unwrap_or(u32::MAX);
+        items.truncate(told);
+        Self { items, more }
+    }
+
+    /// The size of what it names so.
+    pub fn size(&self, name: &str) -> Option<Bytes> {
+        self.items.iter().find(|item| item.name == name).map(|item| item.size)
+    }
 }
 
 /// Facet `queue`: what is free and what waits. Changes often.
@@ -158,6 +226,9 @@ pub struct HealthReport {
     pub gpu_milli: Option<u32>,
     /// The peer's boot number.
     pub boot: u64,
+    /// What people should know of its disk: it was begun anew since the old one was an older copy of itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_note: Option<String>,
 }
 
 /// Facet `build`.
@@ -207,6 +278,10 @@ pub struct Report {
     pub build: Option<BuildReport>,
     /// Its links.
     pub links: Vec<LinkSample>,
+    /// The datasets that it holds, none where it never said.
+    pub data: Option<Inventory>,
+    /// The images that it holds.
+    pub images: Option<Inventory>,
     /// When any of it last changed here, on this peer's clock.
     pub heard_at: Instant,
 }
@@ -266,4 +341,24 @@ pub struct View {
     pub members: BTreeMap<PeerName, MemberView>,
     /// This peer reaches nobody, although it has members to reach.
     pub isolated: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_inventory_is_bounded_and_says_what_was_cut() {
+        let item = |i: u64| Item { name: format!("set-{i}"), size: Bytes(i) };
+        let few = Inventory::of((1..=3).map(item));
+        assert_eq!((few.items[0].size, few.more, few.size("set-2")), (Bytes(3), 0, Some(Bytes(2))));
+        let many = Inventory::of((1..=1_000).map(item));
+        assert_eq!((many.items.len(), many.more, many.items[0].size), (256, 744, Bytes(1_000)));
+        let long = Inventory::of(
+            (1..=20).map(|i| Item { name: "n".repeat(1_000) + &i.to_string(), size: Bytes(1) }),
+        );
+        assert_eq!((long.items.len(), long.more), (5, 15));
+        let old: Inventory = serde_json::from_str("{}").expect("fields of later versions may be missing");
+        assert_eq!(old, Inventory::default());
+    }
 }

@@ -186,6 +186,7 @@ mod tests {
                     node("c", 9, None, 0),
                 ],
                 container_runtime: None,
+                terms: Default::default(),
             }),
             queue: Some(QueueReport {
                 gpus_free: [("A100-80G".to_owned(), 20)].into(),
@@ -197,6 +198,8 @@ mod tests {
             health: Some(HealthReport { cpu_milli: 420, gpu_milli: Some(350), ..HealthReport::default() }),
             build: None,
             links: Vec::new(),
+            data: None,
+            images: None,
             heard_at: Instant(0),
         }
     }

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::array::{After, ArraySpec};
 use crate::base::{Bytes, MilliCpu, PeerName, Span};
 
 /// Limits that a spec must keep; `spec_input` refuses what exceeds them, naming the field.
@@ -29,6 +30,8 @@ pub mod limits {
     pub const RETRIES_MAX: u32 = 1_000;
     /// Labels, regions, GPU models, data sets in one list.
     pub const LIST_MAX: usize = 64;
+    /// Task groups of one job.
+    pub const GROUPS_MAX: usize = 32;
 }
 
 /// What a job is and needs. Built by `spec_input`, which checks every bound.
@@ -66,9 +69,52 @@ pub struct JobSpec {
     pub on_lost_contact: OnLostContact,
     /// Where it may run.
     pub placement: PlacementSpec,
+    /// Sizes of datasets that the job names, where it says them: for those that no cluster holds.
+    #[serde(default)]
+    pub data_sizes: BTreeMap<String, Bytes>,
+    /// Task groups and what they send each other; empty for a job of one kind of node.
+    #[serde(default)]
+    pub groups: Groups,
+    /// Many jobs from one.
+    #[serde(default)]
+    pub array: Option<ArraySpec>,
+    /// Starts only when these have ended so; at most `array::AFTER_MAX`.
+    #[serde(default)]
+    pub after: Vec<After>,
     /// It may be stopped for a job of a higher priority, and runs again later. None: see `may_be_preempted`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preemptible: Option<bool>,
+}
+
+/// Task groups of one job. Each stays in one cluster; where they may be spread, the traffic decides.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Groups {
+    /// The groups, with different names.
+    pub list: Vec<Group>,
+    /// What they send each other.
+    pub traffic: Vec<Traffic>,
+}
+
+/// One task group.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Group {
+    /// Its name.
+    pub name: String,
+    /// Nodes.
+    pub nodes: u32,
+    /// Needs of each node.
+    pub resources: Resources,
+}
+
+/// Traffic between two groups, both directions together.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Traffic {
+    /// One group,
+    pub from: String,
+    /// the other,
+    pub to: String,
+    /// and bytes per second between them.
+    pub rate: Bytes,
 }
 
 /// What one node of the job needs.
@@ -155,6 +201,15 @@ pub struct PlacementSpec {
     pub clusters: Vec<PeerName>,
     /// Labels a cluster must carry.
     pub labels: BTreeMap<String, String>,
+    /// Zones that will do; empty means any.
+    #[serde(default)]
+    pub zones: Vec<String>,
+    /// Most that a GPU hour may cost, thousandths of a USD.
+    #[serde(default)]
+    pub price_max_milli: Option<u64>,
+    /// Compliance domains that the cluster must be in, all of them.
+    #[serde(default)]
+    pub compliance: Vec<String>,
 }
 
 /// Named weights over the score's terms.

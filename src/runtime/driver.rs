@@ -143,6 +143,7 @@ pub fn start(
         synced,
         unsynced: VecDeque::new(),
         own: VecDeque::new(),
+        rolled_back: None,
     };
     tracker.spawn(driver.run(first, received, done, failed, cancel));
     (handle, failure)
@@ -161,6 +162,8 @@ struct Driver {
     unsynced: VecDeque<Vec<Output>>,
     /// Messages to itself.
     own: VecDeque<Message>,
+    /// The store is an older copy of itself.
+    rolled_back: Option<String>,
 }
 
 impl Driver {
@@ -174,6 +177,9 @@ impl Driver {
     ) {
         self.carry_out(first).await;
         let failure = loop {
+            if let Some(why) = self.rolled_back.take() {
+                break Some(StoreError::RolledBack(why.into()));
+            }
             if !self.own.is_empty() {
                 // All at once: one batch more at most, so that what waits for the disk stays bounded.
                 let from = &self.name;
@@ -236,6 +242,7 @@ impl Driver {
                 Output::Flash(flash) => self.outlet.flash(flash),
                 Output::Report { queue, contact } => self.outlet.report(queue, contact),
                 Output::Event(event) => self.event(event),
+                Output::Quarantine { why } => self.rolled_back = Some(why),
                 other => after.push(other),
             }
         }
@@ -280,7 +287,11 @@ impl Driver {
                 Output::Renewed { contact, incarnation, sent_at } => {
                     self.to_backend(BackendWork::Renewed(contact, incarnation, sent_at)).await;
                 }
-                Output::Write(_) | Output::Flash(_) | Output::Report { .. } | Output::Event(_) => {}
+                Output::Write(_)
+                | Output::Flash(_)
+                | Output::Report { .. }
+                | Output::Event(_)
+                | Output::Quarantine { .. } => {}
             }
         }
         for (to, messages) in mail {

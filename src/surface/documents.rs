@@ -2,6 +2,7 @@
 //! 1970 (`…_at_ms`), lengths of time milliseconds (`…_ms`).
 
 mod mesh;
+mod tenants;
 
 use std::collections::BTreeMap;
 
@@ -9,9 +10,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::base::{Epoch, JobId, PeerName, WallTime};
 use crate::core::api::{Candidate, InspectReport, WhyReport};
+use crate::core::placement::groups::GroupPlan;
+use crate::core::placement::{Estimate, Reason};
 use crate::model::{JobRecord, JobSpec, JobState, Outcome};
 
 pub use mesh::*;
+pub use tenants::*;
 
 /// Answer to `POST /v1/jobs`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,6 +54,72 @@ pub struct CheckpointDocument {
     pub epoch: u64,
     /// Where it is.
     pub uri: String,
+}
+
+/// An array's progress.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ArrayDocument {
+    /// Its indices, as in a job file.
+    pub indices: String,
+    /// Jobs in all.
+    pub size: u32,
+    /// Jobs that may be unfinished at a time.
+    pub at_once: u32,
+    /// Jobs that are unfinished now.
+    pub under_way: u32,
+    /// Ended as succeeded.
+    pub succeeded: u32,
+    /// Ended as failed.
+    pub failed: u32,
+    /// Ended as cancelled.
+    pub cancelled: u32,
+}
+
+/// Of which array a job is part.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ArrayOfDocument {
+    /// The array.
+    pub id: JobId,
+    /// Its index there.
+    pub index: u32,
+}
+
+/// A job that another waits for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AfterDocument {
+    /// Which.
+    pub id: JobId,
+    /// How it must end.
+    pub on: String,
+    /// It did.
+    pub met: bool,
+}
+
+impl ArrayDocument {
+    fn of(record: &JobRecord) -> Option<Self> {
+        let (spec, state) = (record.spec.array.as_ref()?, record.array.as_ref()?);
+        Some(Self {
+            indices: spec.to_string(),
+            size: spec.len(),
+            at_once: spec.at_once,
+            under_way: state.opened - state.done().min(state.opened),
+            succeeded: state.ok,
+            failed: state.failed,
+            cancelled: state.cancelled,
+        })
+    }
+}
+
+impl AfterDocument {
+    fn of(record: &JobRecord) -> Vec<Self> {
+        let waits: Vec<u32> = record.waits_for().map(|(i, _)| i).collect();
+        let one = |(i, after): (u32, &crate::model::array::After)| Self {
+            id: after.birth.id(),
+            on: after.on.as_str().into(),
+            met: !waits.contains(&i),
+        };
+        (0u32..).zip(&record.spec.after).map(one).collect()
+    }
 }
 
 /// A job.
@@ -99,6 +169,15 @@ pub struct JobDocument {
     pub homes: Vec<PeerName>,
     /// Trace id.
     pub trace: String,
+    /// How far it has come, where it is an array.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub array: Option<ArrayDocument>,
+    /// Of which array it is part.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub array_of: Option<ArrayOfDocument>,
+    /// Jobs that it waits for, or waited for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub after: Vec<AfterDocument>,
     /// What was asked; left out of lists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spec: Option<JobSpec>,
@@ -133,6 +212,9 @@ impl JobDocument {
             losses: record.losses,
             homes: record.homes().iter().map(|home| home.peer.clone()).collect(),
             trace: record.trace.to_string(),
+            array: ArrayDocument::of(record),
+            array_of: record.array_of.map(|of| ArrayOfDocument { id: of.parent, index: of.index }),
+            after: AfterDocument::of(record),
             spec: with_spec.then(|| record.spec.clone()),
         }
     }
@@ -168,6 +250,9 @@ pub struct JobList {
     pub truncated: bool,
     /// Members whose part is missing, since they did not answer.
     pub unanswered: Vec<PeerName>,
+    /// Where the next page begins: the `before` of its request. None on the last one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
 }
 
 /// Answer to `GET /v1/jobs/{id}/wait`.
@@ -188,6 +273,130 @@ pub struct CancelDocument {
     pub state: JobState,
 }
 
+/// One reason against a cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CauseDocument {
+    /// Stable name, e.g. `gpu-model`.
+    pub code: String,
+    /// In words and numbers.
+    pub text: String,
+    /// It may pass: worth waiting for.
+    pub passing: bool,
+}
+
+/// What running a job at a cluster is expected to take.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EstimateDocument {
+    /// In the queue,
+    pub wait_ms: u64,
+    /// for moving data that is not there,
+    pub data_ms: u64,
+    /// and for pulling the image,
+    pub image_ms: u64,
+    /// so until the first step: the longest of them.
+    pub start_ms: u64,
+    /// Data to move, bytes.
+    pub data_bytes: u64,
+    /// Image to pull, bytes.
+    pub image_bytes: u64,
+    /// Where most of the data comes from.
+    pub source: Option<PeerName>,
+    /// Money in all,
+    pub usd: f64,
+    /// of it for data that leaves another cluster.
+    pub egress_usd: f64,
+    /// Energy.
+    pub kwh: f64,
+    /// Share of the cluster's GPUs that are taken, 0 to 1.
+    pub load: f64,
+    /// A link that carries the data was never measured: 1 Gbit/s is taken for it.
+    pub assumed: bool,
+}
+
+impl From<Estimate> for EstimateDocument {
+    fn from(e: Estimate) -> Self {
+        Self {
+            wait_ms: e.wait.as_millis(),
+            data_ms: e.data.as_millis(),
+            image_ms: e.image.as_millis(),
+            start_ms: e.start.as_millis(),
+            data_bytes: e.data_bytes.0,
+            image_bytes: e.image_bytes.0,
+            source: e.source,
+            usd: e.usd,
+            egress_usd: e.egress_usd,
+            kwh: e.kwh,
+            load: e.load,
+            assumed: e.assumed,
+        }
+    }
+}
+
+/// A job ahead of another in a cluster's queue.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AheadDocument {
+    /// Which.
+    pub job: JobId,
+    /// Its priority.
+    pub priority: u8,
+    /// GPUs that it waits for.
+    pub gpus: u64,
+    /// How long it has waited there.
+    pub age_ms: u64,
+}
+
+/// Where a job's groups would go.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct GroupsDocument {
+    /// Each group and its cluster; empty where they do not fit.
+    pub groups: Vec<GroupDocument>,
+    /// Traffic that leaves a cluster.
+    pub apart: Vec<ApartDocument>,
+    /// No plan costs less; otherwise it was searched for.
+    pub exact: bool,
+    /// Why there is no plan.
+    pub why_not: Option<String>,
+}
+
+/// One group's place.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GroupDocument {
+    /// The group.
+    pub name: String,
+    /// Its cluster.
+    pub cluster: PeerName,
+}
+
+/// Traffic between two groups in different clusters.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ApartDocument {
+    /// One group,
+    pub from: String,
+    /// the other.
+    pub to: String,
+    /// Bytes per second.
+    pub rate: u64,
+    /// Share of the link that it takes; over 1 the link cannot carry it.
+    pub link_share: f64,
+    /// Round trip.
+    pub rtt_ms: f64,
+}
+
+impl From<GroupPlan> for GroupsDocument {
+    fn from(plan: GroupPlan) -> Self {
+        let apart = |(from, to, rate, link_share, rtt): (String, String, u64, f64, crate::base::Span)| {
+            let rtt_ms = rtt.as_secs_f64() * 1e3;
+            ApartDocument { from, to, rate, link_share, rtt_ms }
+        };
+        Self {
+            groups: plan.groups.into_iter().map(|(name, cluster)| GroupDocument { name, cluster }).collect(),
+            apart: plan.apart.into_iter().map(apart).collect(),
+            exact: plan.exact,
+            why_not: plan.why_not,
+        }
+    }
+}
+
 /// One cluster for or against one job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CandidateDocument {
@@ -197,14 +406,23 @@ pub struct CandidateDocument {
     pub fits_ever: bool,
     /// It could start it now.
     pub fits_now: bool,
-    /// Reasons against.
+    /// Reasons against, and what was said to a claim, in words.
     pub reasons: Vec<String>,
+    /// The same for programs.
+    #[serde(default)]
+    pub causes: Vec<CauseDocument>,
     /// Lower is better.
     pub score: Option<f64>,
-    /// The score's terms.
+    /// The score's weighed terms; they add up to it.
     pub terms: BTreeMap<String, f64>,
+    /// What it would take; none where it can never run.
+    #[serde(default)]
+    pub estimate: Option<EstimateDocument>,
     /// Place in that cluster's queue, from 0, where a claim stands.
     pub queue_place: Option<u32>,
+    /// Who is ahead of it there, the first few in order; empty where that cluster was not asked or did not answer.
+    #[serde(default)]
+    pub ahead: Vec<AheadDocument>,
     /// Age of the figures.
     pub report_age_ms: Option<u64>,
 }
@@ -220,6 +438,12 @@ pub struct WhyDocument {
     pub owner: Option<PeerName>,
     /// The peer that gave this answer.
     pub asked: Option<PeerName>,
+    /// The weights of the job's policy, by term.
+    #[serde(default)]
+    pub weights: BTreeMap<String, f64>,
+    /// Where its groups would go, for a job that has groups.
+    #[serde(default)]
+    pub groups: Option<GroupsDocument>,
     /// One row per cluster, best first.
     pub clusters: Vec<CandidateDocument>,
 }
@@ -231,8 +455,16 @@ impl From<WhyReport> for WhyDocument {
             state: r.state,
             owner: r.owner,
             asked: None,
+            weights: r.policy,
+            groups: r.groups.map(GroupsDocument::from),
             clusters: r.clusters.into_iter().map(CandidateDocument::from).collect(),
         }
+    }
+}
+
+impl From<&Reason> for CauseDocument {
+    fn from(r: &Reason) -> Self {
+        Self { code: r.code().to_owned(), text: r.to_string(), passing: r.passing() }
     }
 }
 
@@ -242,7 +474,10 @@ impl From<Candidate> for CandidateDocument {
             cluster: c.cluster,
             fits_ever: c.fits_ever,
             fits_now: c.fits_now,
-            reasons: c.reasons,
+            reasons: c.reasons.iter().map(ToString::to_string).collect(),
+            causes: c.reasons.iter().map(CauseDocument::from).collect(),
+            estimate: c.estimate.map(EstimateDocument::from),
+            ahead: Vec::new(),
             score: c.score.filter(|s| s.is_finite()),
             terms: c.terms.into_iter().filter(|(_, v)| v.is_finite()).collect(),
             queue_place: c.claim,

@@ -10,6 +10,7 @@ use tokio::sync::broadcast;
 
 use crate::base::*;
 use crate::core::api::*;
+use crate::core::placement::{Estimate, Reason};
 use crate::model::record::{Birth, CancelIntent, Change, MoveIntent};
 use crate::model::report::{CapacityReport, LinkSample, Liveness, MemberView, NodeCapacity, Report, View};
 use crate::model::{JobRecord, JobSpec, Placement, QueueReport};
@@ -110,14 +111,22 @@ impl Fake {
             cluster: self.me.clone(),
             fits_ever: true,
             fits_now: false,
-            reasons: vec!["0 of 8 GPUs are free".into()],
+            reasons: vec![Reason::GpusBusy { wanted: 8, free: 0, queued: 3 }],
             score: Some(1.5),
             terms: BTreeMap::from([("wait_s".into(), 12.0)]),
+            estimate: Some(Estimate {
+                wait: Span::secs(12),
+                start: Span::secs(12),
+                usd: 2.5,
+                ..Estimate::default()
+            }),
             claim: Some(2),
             report_age: Some(Span::millis(40)),
         };
         let (summary, owner) = ("waits for GPUs".into(), Some(self.me.clone()));
-        ClientResponse::Why(Box::new(WhyReport { summary, state: None, owner, clusters: vec![candidate] }))
+        let (policy, groups) = (BTreeMap::from([("wait".to_owned(), 0.3)]), None);
+        let clusters = vec![candidate];
+        ClientResponse::Why(Box::new(WhyReport { summary, state: None, owner, policy, groups, clusters }))
     }
 
     fn report(&self, peer: &PeerName) -> Report {
@@ -140,6 +149,7 @@ impl Fake {
             pue_milli: 1_200,
             nodes: vec![node],
             container_runtime: None,
+            terms: Default::default(),
         };
         let gpus = |n| BTreeMap::from([("A100-80G".to_owned(), n)]);
         let queue =
@@ -162,6 +172,8 @@ impl Fake {
             health: None,
             build: None,
             links: if *peer == self.me { vec![] } else { vec![link] },
+            data: None,
+            images: None,
             heard_at: Instant(0),
         }
     }
@@ -295,6 +307,12 @@ impl PeerHandle for Fake {
             }
             ClientRequest::Why { job } => self.record(job).map_or_else(|e| e, |_| self.why()),
             ClientRequest::WhySpec { .. } => self.why(),
+            ClientRequest::TenantSet { tenant, .. }
+            | ClientRequest::TenantGet { tenant }
+            | ClientRequest::TenantReclaim { tenant, .. } => {
+                ClientResponse::Error(ClientError::NoSuchTenant(tenant))
+            }
+            ClientRequest::Tenants => ClientResponse::Tenants(Vec::new()),
             ClientRequest::Inspect => {
                 let state = self.state.lock().expect("state");
                 let counters = BTreeMap::from([("commits".into(), 7)]);

@@ -90,6 +90,18 @@ impl NetConfig {
 pub trait Admission: Send + Sync + 'static {
     /// `Err` says why not, in a sentence that the refused peer gets to read.
     fn admitted(&self, name: &PeerName, store: &StoreId) -> Result<(), String>;
+
+    /// The same of a peer that shows its signed line of the member list, perhaps a newer one than is known here.
+    fn admitted_with(&self, name: &PeerName, store: &StoreId, line: &[u8]) -> Result<(), String> {
+        let _ = line;
+        self.admitted(name, store)
+    }
+
+    /// The signed line of this name, to be shown; none where there is none.
+    fn line(&self, name: &PeerName) -> Option<Vec<u8>> {
+        let _ = name;
+        None
+    }
 }
 
 /// Says where a peer may be reached. Must not block: host names are resolved ahead of the call.

@@ -234,14 +234,19 @@ mod tests {
                     image: false,
                     max_runtime: Some(Span::secs(1)),
                 }),
-                terms: Terms { preemptible: true, token: false, waited: Span::secs(2) },
+                terms: Terms { preemptible: true, token: false, waited: Span::secs(2), card: None },
             },
             Message::ClaimStateWith {
                 job: JobId([9; 20]),
                 epoch: Epoch(1),
                 ahead: 3,
                 refused: None,
-                prospects: Prospects { starts_in: Some(Span::secs(1)), front: vec![], victims: Some(2) },
+                prospects: Prospects {
+                    starts_in: Some(Span::secs(1)),
+                    front: vec![],
+                    victims: Some(2),
+                    waits: String::new(),
+                },
             },
         ]
     }

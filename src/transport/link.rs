@@ -95,6 +95,8 @@ pub(super) struct Link {
     pub peer: PeerName,
     pub store: StoreId,
     pub boot: u64,
+    /// It reads words about the past of disks.
+    pub knows_disks: bool,
     /// It passes a flash on to whom its origin names.
     pub passes: bool,
     /// This side called.
@@ -131,6 +133,7 @@ impl Link {
     pub fn new(met: Met, shared: &Shared) -> Arc<Self> {
         Arc::new(Self {
             connection: met.connection,
+            knows_disks: met.hello.extra.contains_key(super::shared::EXTRA_DISK),
             passes: met.hello.extra.contains_key(super::shared::EXTRA_PASS),
             peer: met.hello.name,
             store: met.hello.store,

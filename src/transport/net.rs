@@ -22,7 +22,7 @@ use super::shared::{Parts, Shared, lock};
 use super::{certs, dial, flash, greet, relay, tls, upkeep};
 use crate::base::{PeerName, Span, WallTime};
 use crate::core::api::Flash;
-use crate::core::message::Message;
+use crate::core::message::{DiskWord, Message};
 use crate::model::report::LinkSample;
 
 /// Room in a frame for a relay's head.
@@ -85,7 +85,25 @@ impl Net {
         sent
     }
 
-    fn try_send_core(&self, to: &PeerName, messages: Vec<Message>) -> bool {
+    fn try_send_core(&self, to: &PeerName, mut messages: Vec<Message>) -> bool {
+        let link = self.shared.pool.link(to);
+        if !link.as_ref().is_some_and(|link| link.knows_disks) {
+            // A peer of an older build cannot read them, and would close the link. What it has seen of a disk it cannot
+            // say: that is its answer.
+            let asks = messages.iter().find_map(|message| match message {
+                Message::Disk(DiskWord::Ask { life }) => Some(life.nonce),
+                _ => None,
+            });
+            messages.retain(|message| !matches!(message, Message::Disk(_)));
+            if let (Some(nonce), true) = (asks, link.is_some()) {
+                let nothing = Message::Disk(DiskWord::Seen { nonce, seen: None });
+                let (from, messages) = (to.clone(), vec![nothing]);
+                self.shared.inbox.try_put(Incoming::Core { from, via: None, messages });
+            }
+        }
+        if messages.is_empty() {
+            return true;
+        }
         if to == self.shared.me() {
             let from = to.clone();
             return self.shared.inbox.try_put(Incoming::Core { from, via: None, messages });
@@ -95,7 +113,7 @@ impl Net {
         if encoded.iter().any(|message| message.len() > FRAME_BYTES_MAX / 2) || self.shared.pool.blocked(to) {
             return self.relay_core(to, &encoded);
         }
-        match self.shared.pool.link(to) {
+        match link {
             Some(link) => {
                 let items = encoded.into_iter().map(|bytes| Item { bytes: bytes.into(), until: None });
                 link.push(&self.shared, Lane::Core, items.collect())

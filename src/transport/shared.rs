@@ -29,6 +29,10 @@ use crate::base::{PeerName, Rng};
 const RELAYED_REQUESTS_MAX: usize = 64;
 /// Connections that have not said hello yet.
 pub(super) const GREETINGS_MAX: usize = 128;
+/// In the hello's extra: this peer knows words about the past of disks,
+pub(super) const EXTRA_DISK: &str = "disk";
+/// and this is its signed line of the member list.
+const EXTRA_LINE: &str = "line";
 /// In the hello's extra: this peer passes a flash on to whom its origin names.
 pub(super) const EXTRA_PASS: &str = "pass";
 /// What the hello's signature is for.
@@ -120,7 +124,8 @@ impl Shared {
     }
 
     fn extra(&self) -> BTreeMap<String, Vec<u8>> {
-        [(EXTRA_PASS.to_owned(), Vec::new())].into()
+        let line = self.admission.line(self.me()).map(|line| (EXTRA_LINE.to_owned(), line));
+        [EXTRA_DISK, EXTRA_PASS].map(|key| (key.to_owned(), Vec::new())).into_iter().chain(line).collect()
     }
 
     /// Proves this peer's name on one connection.
@@ -157,7 +162,10 @@ impl Shared {
         if self.pool.blocked(&hello.name) {
             return Err("blocked for a test".into());
         }
-        self.admission.admitted(&hello.name, &hello.store)?;
+        match hello.extra.get(EXTRA_LINE) {
+            Some(line) => self.admission.admitted_with(&hello.name, &hello.store, line)?,
+            None => self.admission.admitted(&hello.name, &hello.store)?,
+        }
         self.pool.refuses(hello)
     }
 

@@ -25,6 +25,8 @@ pub struct ContainerRun<'a> {
     pub workdir: &'a Path,
     /// Another shared folder: where checkpoints go.
     pub checkpoint: Option<&'a Path>,
+    /// Files and folders that it may read: datasets.
+    pub data: &'a [&'a Path],
     /// Real GPUs by index; none where they are declared only.
     pub gpus: &'a [u32],
 }
@@ -41,6 +43,9 @@ pub fn command(runtime: &Path, run: &ContainerRun<'_>) -> Vec<String> {
     }
     for folder in std::iter::once(run.workdir).chain(run.checkpoint) {
         argv.extend(["-v".into(), format!("{0}:{0}", folder.display())]);
+    }
+    for path in run.data {
+        argv.extend(["-v".into(), format!("{0}:{0}:ro", path.display())]);
     }
     argv.extend(["-w".into(), run.workdir.display().to_string()]);
     if !run.gpus.is_empty() {
@@ -101,12 +106,13 @@ mod tests {
             env: &env,
             workdir: Path::new("/w"),
             checkpoint: Some(Path::new("/c")),
+            data: &[Path::new("/sets/a")],
             gpus: &[0, 3],
         };
         let docker = command(Path::new("/usr/bin/docker"), &run).join(" ");
         assert_eq!(
             docker,
-            "/usr/bin/docker run --rm --name starling-a-1-0 --network host -e TOKEN -e PATH=/x -v /w:/w -v /c:/c -w /w \
+            "/usr/bin/docker run --rm --name starling-a-1-0 --network host -e TOKEN -e PATH=/x -v /w:/w -v /c:/c -v /sets/a:/sets/a:ro -w /w \
              --gpus \"device=0,3\" img:1 train --fast"
         );
         let podman = command(Path::new("/usr/bin/podman"), &run).join(" ");

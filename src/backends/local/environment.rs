@@ -1,5 +1,6 @@
 //! What a job sees: its command line and its environment, one per rank. Pure, but for looking at paths.
 
+use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 
@@ -49,7 +50,7 @@ pub fn guard_spec(command: &StartCommand, host: &Host<'_>) -> Result<GuardSpec, 
     let cookie = data_encoding::HEXLOWER.encode(&rand::random::<[u8; 16]>());
     let master_port = free_port().map_err(|e| format!("no free port for MASTER_PORT: {e}"))?;
     let master = [("MASTER_ADDR", "127.0.0.1".to_owned()), ("MASTER_PORT", master_port.to_string())];
-    let common = common_env(command, &host.config.peer, &cookie, &master);
+    let common = common_env(command, &host.config.peer, &host.config.datasets, &cookie, &master);
     let ranks = (0..command.shares.len())
         .map(|rank| rank_spec(command, host, &common, rank, &workdir))
         .collect::<Result<Vec<_>, String>>()?;
@@ -88,6 +89,7 @@ pub type Env = Vec<(String, String)>;
 pub(in crate::backends) fn common_env(
     command: &StartCommand,
     peer: &PeerName,
+    datasets: &BTreeMap<String, PathBuf>,
     cookie: &str,
     first: &[(&str, String)],
 ) -> Env {
@@ -107,7 +109,8 @@ pub(in crate::backends) fn common_env(
     set(&mut env, "STARLING_JOB_NAME", &spec.name);
     set(&mut env, "STARLING_EPOCH", key.epoch);
     set(&mut env, "STARLING_CLUSTER", peer);
-    set(&mut env, "STARLING_DATA", spec.data.join("\n"));
+    let place = |name: &String| datasets.get(name).map_or_else(|| name.clone(), |p| p.display().to_string());
+    set(&mut env, "STARLING_DATA", spec.data.iter().map(place).collect::<Vec<_>>().join("\n"));
     let mut span = digest::Context::new(&digest::SHA256);
     span.update(&command.trace.0);
     span.update(&key.epoch.0.to_be_bytes());
@@ -169,6 +172,8 @@ fn rank_spec(
     let checkpoint = env.iter().find(|(n, _)| n == "CHECKPOINT_PATH").map(|(_, v)| PathBuf::from(v));
     // A folder for checkpoints is shared as it is; it must be there before the container starts.
     let checkpoint = checkpoint.filter(|p| p.is_absolute() && p.is_dir());
+    let data: Vec<&Path> =
+        spec.data.iter().filter_map(|name| host.config.datasets.get(name).map(PathBuf::as_path)).collect();
     let run = ContainerRun {
         name: &name,
         image,
@@ -176,6 +181,7 @@ fn rank_spec(
         env: &env,
         workdir,
         checkpoint: checkpoint.as_deref(),
+        data: &data,
         gpus: if host.gpus.is_some() { &gpus } else { &[] },
     };
     Ok(RankSpec {

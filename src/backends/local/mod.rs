@@ -16,6 +16,7 @@ mod orphan;
 pub mod processes;
 mod watch;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -69,6 +70,8 @@ pub struct LocalConfig {
     /// Give every attempt a cgroup where the system allows it. Without one, a guard still ends its whole tree;
     /// but if the guard itself is killed, a process that left its session and wiped its environment is not found.
     pub cgroups: bool,
+    /// Where the datasets that are declared here lie, by name: a job that names one is given its path.
+    pub datasets: BTreeMap<String, PathBuf>,
     /// Names GPUs.
     pub canonical_gpu: CanonicalGpu,
 }
@@ -86,6 +89,7 @@ impl LocalConfig {
             attempts_kept: 1_000,
             container_runtime: None,
             cgroups: true,
+            datasets: BTreeMap::new(),
             canonical_gpu: |name, _| Some(name.to_owned()),
         }
     }

@@ -87,6 +87,8 @@ pub struct SlurmConfig {
     pub notice_signal: Option<i32>,
     /// Time between notice and kill where a stop does not say otherwise.
     pub notice: Span,
+    /// Where the datasets that are declared here lie, by name.
+    pub datasets: BTreeMap<String, PathBuf>,
     /// Output kept per stream.
     pub logs: LogLimits,
     /// Ended and forgotten attempts whose logs and working folders are kept.
@@ -115,6 +117,7 @@ impl SlurmConfig {
             host: None,
             notice_signal: None,
             notice: Span::secs(30),
+            datasets: BTreeMap::new(),
             logs: LogLimits::default(),
             attempts_kept: 1_000,
         }

@@ -195,7 +195,7 @@ impl Whole<'_> {
     fn guard(&self, argv: Vec<String>, attempt: &Path, part: &str) -> GuardSpec {
         let (command, spec) = (self.command, &self.command.spec);
         let cookie = HEXLOWER.encode(&rand::random::<[u8; 16]>());
-        let mut env = common_env(command, &self.config.peer, &cookie, &[]);
+        let mut env = common_env(command, &self.config.peer, &self.config.datasets, &cookie, &[]);
         for variable in ["STARLING_RANK", "RANK", "NODE_RANK"] {
             set(&mut env, variable, 0);
         }

@@ -20,7 +20,10 @@ const CLAIMS_MAX: usize = 200_000;
 const WAITED_MAX: Span = Span::secs(30 * 86_400);
 
 impl Peer {
-    pub(in crate::core) fn on_claim(&mut self, from: PeerName, claim: Claim, terms: Terms) {
+    pub(in crate::core) fn on_claim(&mut self, from: PeerName, claim: Claim, mut terms: Terms) {
+        if let Some(card) = terms.card.take() {
+            self.learn_card(&card);
+        }
         let job = claim.birth.id();
         let key = AttemptKey { job, epoch: claim.epoch };
         // It has ended here, and the record does not say so yet: that comes first, or a job that is done would
@@ -81,7 +84,7 @@ impl Peer {
         }
     }
 
-    fn request_of_claim(&self, claim: &Claim, terms: &Terms) -> Request {
+    pub(super) fn request_of_claim(&self, claim: &Claim, terms: &Terms) -> Request {
         let waited = terms.waited.min(WAITED_MAX);
         let at = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
         // To the second: a claim that is repeated has not moved.
@@ -100,7 +103,7 @@ impl Peer {
     }
 
     /// Tells an owner where its claim stands.
-    fn tell_place(&mut self, job: JobId, fresh: bool) {
+    pub(super) fn tell_place(&mut self, job: JobId, fresh: bool) {
         self.make_places();
         self.price(job, fresh);
         let Some(waiting) = self.exec.claims.get(&job) else { return };
@@ -140,6 +143,7 @@ impl Peer {
             let Some(waiting) = self.exec.claims.get_mut(&prospect.key.job) else { continue };
             waiting.place = Some(prospect.ahead);
             waiting.prospects = Prospects {
+                waits: std::mem::take(&mut waiting.prospects.waits),
                 starts_in: prospect.starts_in,
                 front: prospect.front.iter().map(|key| key.job).collect(),
                 victims,
@@ -183,6 +187,7 @@ impl Peer {
 
     pub(in crate::core) fn on_queue_timer(&mut self) {
         self.timer_in(self.cfg.pace.queue_every, Timer::Queue);
+        self.tend_shares();
         self.drop_old_claims();
     }
 
@@ -218,17 +223,29 @@ impl Peer {
             return;
         }
         let now = self.now.mono;
+        let limits = self.quota_room();
+        let held = std::cell::RefCell::new(Vec::new());
         let (sched, claims) = (&mut self.exec.sched, &self.exec.claims);
         let (view, me) = (&self.view, &self.cfg.name);
         // What a grant to an owner out of reach would hold is better given to others.
         let reached = |owner: &PeerName| {
             owner == me || view.members.get(owner).is_none_or(|m| m.liveness != Liveness::Lost)
         };
-        let may = |key: &AttemptKey| claims.get(&key.job).is_some_and(|w| reached(&w.owner));
+        let may = |key: &AttemptKey| {
+            let Some(waiting) = claims.get(&key.job).filter(|w| reached(&w.owner)) else { return false };
+            let lets = limits.lets(&waiting.claim);
+            if !lets {
+                held.borrow_mut().push(*key);
+            }
+            lets
+        };
         let decisions = match one {
             Some(key) => sched.decide_one(key, now, &may),
             None => sched.decide(now, &may),
         };
+        let held = held.into_inner();
+        self.quota_holds(&limits, &held, one.is_none());
+        let decisions = if limits.0.is_empty() { decisions } else { self.quota_trim(&limits, decisions) };
         for decision in decisions {
             match decision {
                 Decision::Grant { key, .. } => {

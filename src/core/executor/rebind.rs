@@ -31,6 +31,7 @@ impl Peer {
             .iter()
             .filter(|(_, a)| a.phase != Phase::Closed && a.row.binding != to && a.row.moving_to.is_none())
             .filter(|(_, a)| old_enough(&a.row.binding))
+            .filter(|(_, a)| self.quota_follows(&a.row.spec.tenant, to))
             .map(|(k, _)| *k)
             .collect();
         for key in due {

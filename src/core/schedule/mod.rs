@@ -421,7 +421,9 @@ impl<K: Copy + Ord> Scheduler<K> {
             }
             pin.until > now
         });
-        let order: Vec<K> = self.in_order(now).take(self.config.depth).filter(|k| may(k)).collect();
+        // Those that must not start now do not hide the ones behind them.
+        let (depth, looked_at) = (self.config.depth, self.config.depth.saturating_mul(8));
+        let order: Vec<K> = self.in_order(now).take(looked_at).filter(|k| may(k)).take(depth).collect();
         let mut pass = Pass { now, ..Pass::default() };
         self.reservations.clear();
         for key in order {

@@ -17,6 +17,13 @@ pub(super) const TOP: &[Key] = &[
     key("labels"),
     key("price_per_gpu_hour"),
     key("pue"),
+    key("tariff_per_kwh"),
+    key("egress_per_gb"),
+    key("egress_to"),
+    key("compliance"),
+    key("datasets"),
+    key("images"),
+    key("placement"),
     key("nodes"),
     key("backend"),
     key("replicas"),
@@ -42,6 +49,12 @@ pub(super) const NODES: &[Key] = &[
     key("pcie"),
     key("numa"),
 ];
+pub(super) const DATASETS: &[Key] = &[key("name"), key("size"), key("path")];
+pub(super) const IMAGES: &[Key] = &[key("name"), key("size")];
+pub(super) const PLACEMENT: &[Key] =
+    &[key("balanced"), key("data-first"), key("cheapest"), key("fastest"), key("spread"), key("green")];
+pub(super) const WEIGHTS: &[Key] =
+    &[key("start"), key("wait"), key("data"), key("cost"), key("energy"), key("load")];
 pub(super) const LIMITS: &[Key] = &[
     key("jobs"),
     key("claims"),
@@ -92,6 +105,10 @@ pub const SECTIONS: &[(&str, &[Key])] = &[
     ("", TOP),
     ("api", API),
     ("nodes", NODES),
+    ("datasets", DATASETS),
+    ("images", IMAGES),
+    ("placement", PLACEMENT),
+    ("weights", WEIGHTS),
     ("limits", LIMITS),
     ("schedule", SCHEDULE),
     ("timing", TIMING),
@@ -111,6 +128,12 @@ pub(super) const FAMILIAR: &[(&str, &str)] = &[
     ("peers", "peers are found by joining: starling up --join TOKEN@HOST:PORT"),
     ("seeds", "peers are found by joining: starling up --join TOKEN@HOST:PORT"),
     ("price", "write price_per_gpu_hour"),
+    ("data", "write [[datasets]]"),
+    ("dataset", "write [[datasets]]"),
+    ("policies", "write [placement.balanced] and so on"),
+    ("weights", "write [placement.balanced] and so on"),
+    ("egress", "write egress_per_gb and [egress_to]"),
+    ("tariff", "write tariff_per_kwh"),
     ("gpus", "write it in a [[nodes]] table"),
     ("gpu", "write it in a [[nodes]] table"),
     ("node", "write [[nodes]]"),

@@ -50,13 +50,13 @@ pub(super) fn read(text: &str) -> Result<Config, Vec<ConfigMistake>> {
 }
 
 /// Puts a value where a key gave one.
-fn set<T>(place: &mut T, value: Option<T>) {
+pub(super) fn set<T>(place: &mut T, value: Option<T>) {
     if let Some(value) = value {
         *place = value;
     }
 }
 
-fn path(field: Field, m: &mut Mistakes) -> Option<PathBuf> {
+pub(super) fn path(field: Field, m: &mut Mistakes) -> Option<PathBuf> {
     field.read(m, "must be an absolute path", |t| words::absolute(t).then(|| PathBuf::from(t)))
 }
 
@@ -122,6 +122,7 @@ fn economy(config: &mut Config, fields: &mut Fields, m: &mut Mistakes) {
             _ => field.wrong(m, "must be 1, 3 or 5"),
         }
     }
+    super::economy::read(config, fields, m);
     let Some(field) = fields.take("nodes", m) else { return };
     if config.witness {
         field.wrong(m, "a witness runs nothing: remove the nodes, or witness");
@@ -208,7 +209,7 @@ fn node_gpu(field: Field, size: Bytes, m: &mut Mistakes) -> Option<String> {
     field.read(m, gpu::NAME, exact)
 }
 
-fn table(fields: &mut Fields, key: &str, m: &mut Mistakes) -> Option<Fields> {
+pub(super) fn table(fields: &mut Fields, key: &str, m: &mut Mistakes) -> Option<Fields> {
     fields.take(key, m).and_then(|f| Fields::of(f, m))
 }
 

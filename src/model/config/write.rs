@@ -2,10 +2,11 @@
 
 use toml::{Table, Value};
 
-use super::{BackendKind, Config, GpuSets, ShutdownJobs, schedule};
+use super::{BackendKind, Config, DatasetConfig, GpuSets, ShutdownJobs, schedule};
 use crate::base::Span;
 use crate::model::input::words::{size_text, span_text};
-use crate::model::report::NodeCapacity;
+use crate::model::policy::{POLICIES, Term, Weights};
+use crate::model::report::{Item, NodeCapacity};
 
 fn text(value: impl Into<String>) -> Value {
     Value::String(value.into())
@@ -37,9 +38,29 @@ fn node(n: &NodeCapacity, sets: Option<&GpuSets>) -> Value {
     Value::Table(out)
 }
 
+fn dataset(d: &DatasetConfig) -> Value {
+    Value::Table(table([
+        ("name", Some(text(&d.name))),
+        ("size", d.size.map(|s| text(size_text(s)))),
+        ("path", d.path.as_ref().map(|p| text(p.to_string_lossy()))),
+    ]))
+}
+
+fn image(i: &Item) -> Value {
+    Value::Table(table([("name", Some(text(&i.name))), ("size", Some(text(size_text(i.size))))]))
+}
+
 pub(super) fn write(c: &Config) -> String {
     let labels: Table = c.labels.iter().map(|(k, v)| (k.clone(), text(v))).collect();
     let path = |p: &std::path::PathBuf| text(p.to_string_lossy());
+    let egress: Table = c.terms.egress_to_milli.iter().map(|(k, v)| (k.clone(), milli(*v))).collect();
+    let weights = |w: &Weights| {
+        Term::ALL.iter().map(|t| (t.as_str().to_owned(), milli(w.0[*t as usize]))).collect::<Table>()
+    };
+    let placement: Table = POLICIES
+        .iter()
+        .map(|(name, policy)| ((*name).to_owned(), Value::Table(weights(c.policies.of(*policy)))))
+        .collect();
     let top = table([
         ("name", c.name.as_ref().map(|n| text(n.as_str()))),
         ("region", Some(text(&c.region))),
@@ -49,6 +70,16 @@ pub(super) fn write(c: &Config) -> String {
         ("advertise", Some(Value::Array(c.advertise.iter().map(text).collect()))),
         ("price_per_gpu_hour", Some(milli(c.price_milli))),
         ("pue", Some(milli(c.pue_milli))),
+        ("tariff_per_kwh", Some(milli(c.terms.tariff_milli))),
+        ("egress_per_gb", Some(milli(c.terms.egress_milli))),
+        ("egress_to", (!egress.is_empty()).then_some(Value::Table(egress))),
+        ("compliance", Some(Value::Array(c.terms.compliance.iter().map(text).collect()))),
+        (
+            "datasets",
+            (!c.datasets.is_empty()).then(|| Value::Array(c.datasets.iter().map(dataset).collect())),
+        ),
+        ("images", (!c.images.is_empty()).then(|| Value::Array(c.images.iter().map(image).collect()))),
+        ("placement", Some(Value::Table(placement))),
         (
             "backend",
             Some(text(match c.backend {

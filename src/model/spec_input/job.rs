@@ -22,6 +22,7 @@ pub fn read(root: Field, defaults: &SpecDefaults, m: &mut Mistakes) -> Option<Pa
     let name = either(&mut fields, "name", "job_id", m).and_then(|f| named(f, m));
     let tenant = fields.take("tenant", m).and_then(|f| named(f, m));
     let priority = fields.take("priority", m).and_then(|f| priority(f, m));
+    let groups = super::groups::groups(&mut fields, m);
     let resources = resources(&mut fields, m);
     let nodes = fields.take("nodes", m).and_then(|f| f.whole32(m, 1..=limits::NODES_MAX));
     let image = fields.take("image", m).and_then(|f| image(f, m));
@@ -35,7 +36,8 @@ pub fn read(root: Field, defaults: &SpecDefaults, m: &mut Mistakes) -> Option<Pa
             words::absolute(t).then(|| t.to_owned())
         })
     });
-    let data = either(&mut fields, "data", "dataset", m).map(|f| parts::data(f, m)).unwrap_or_default();
+    let (data, data_sizes) =
+        either(&mut fields, "data", "dataset", m).map(|f| parts::data(f, m)).unwrap_or_default();
     let checkpoint = checkpoint(&mut fields, m);
     let communication = either(&mut fields, "communication", "communication_mode", m).and_then(|f| {
         let modes =
@@ -47,15 +49,21 @@ pub fn read(root: Field, defaults: &SpecDefaults, m: &mut Mistakes) -> Option<Pa
     let contact = OnLostContact { grace: defaults.grace, then: Then::default() };
     let on_lost_contact = fields.take("on_lost_contact", m).and_then(|f| parts::lost_contact(f, contact, m));
     let placement = fields.take("placement", m).and_then(|f| parts::placement(f, m));
+    let array = fields.take("array", m).and_then(|f| super::array::array(f, m));
+    let after = fields.take("after", m).map(|f| super::array::after(f, m)).unwrap_or_default();
     let preemptible = fields.take("preemptible", m).and_then(|f| f.flag(m));
     fields.finish(m, JOB, FAMILIAR_JOB);
 
     let name = name.unwrap_or_else(|| "job".into());
+    let (resources, nodes) =
+        super::groups::largest(&groups).unwrap_or_else(|| (resources, nodes.unwrap_or(1)));
     let spec = JobSpec {
         tenant: tenant.unwrap_or_else(|| "default".into()),
         priority: priority.unwrap_or(50),
         resources,
-        nodes: nodes.unwrap_or(1),
+        nodes,
+        data_sizes,
+        groups,
         run: run?,
         env,
         workdir,
@@ -67,10 +75,12 @@ pub fn read(root: Field, defaults: &SpecDefaults, m: &mut Mistakes) -> Option<Pa
         retries: retries.unwrap_or(0),
         on_lost_contact: on_lost_contact.unwrap_or(contact),
         placement: placement.unwrap_or_default(),
+        array,
+        after: Vec::new(),
         preemptible,
         name: name.clone(),
     };
-    Some(ParsedSpec { spec, key: job_id.then_some(name) })
+    Some(ParsedSpec { spec, key: job_id.then_some(name), after })
 }
 
 /// Takes the key or the job request's name for it; both at once is a mistake.

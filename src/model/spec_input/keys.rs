@@ -40,10 +40,10 @@ pub const JOB: &[Key] = &[
     ready("dataset"),
     ready("checkpoint_path"),
     ready("max_runtime_seconds"),
-    later("groups"),
-    later("traffic"),
-    later("array"),
-    later("after"),
+    ready("groups"),
+    ready("traffic"),
+    ready("array"),
+    ready("after"),
     later("reservation"),
     later("quota"),
     later("service"),
@@ -53,21 +53,28 @@ pub const RESOURCES: &[Key] = &[ready("gpus"), ready("gpu"), ready("cpus"), read
 /// Keys of the job request's `gpu`.
 pub const SEED_GPU: &[Key] = &[ready("count"), ready("model")];
 /// Keys of one entry of `data`.
-pub const DATA: &[Key] = &[ready("uri"), later("stage")];
+pub const DATA: &[Key] = &[ready("uri"), ready("size"), later("stage")];
 /// Keys of `checkpoint`.
 pub const CHECKPOINT: &[Key] = &[ready("path"), ready("every")];
 /// Keys of `on_lost_contact`.
 pub const LOST_CONTACT: &[Key] = &[ready("grace"), ready("then")];
+/// Keys of one entry of `after`.
+pub const AFTER: &[Key] = &[ready("job"), ready("on")];
 /// Keys of `placement`.
 pub const PLACEMENT: &[Key] = &[
     ready("policy"),
     ready("regions"),
     ready("clusters"),
     ready("labels"),
-    later("zones"),
-    later("price_max"),
-    later("compliance"),
+    ready("zones"),
+    ready("price_max"),
+    ready("compliance"),
 ];
+
+/// Keys of one entry of `groups`.
+pub const GROUPS: &[Key] = &[ready("name"), ready("nodes"), ready("resources")];
+/// Keys of one entry of `traffic`.
+pub const TRAFFIC: &[Key] = &[ready("from"), ready("to"), ready("rate")];
 
 /// Every mapping with the path it stands at; the empty path is the document.
 pub const SECTIONS: &[(&str, &[Key])] = &[
@@ -77,7 +84,10 @@ pub const SECTIONS: &[(&str, &[Key])] = &[
     ("data", DATA),
     ("checkpoint", CHECKPOINT),
     ("on_lost_contact", LOST_CONTACT),
+    ("after", AFTER),
     ("placement", PLACEMENT),
+    ("groups", GROUPS),
+    ("traffic", TRAFFIC),
 ];
 
 pub(super) const FAMILIAR_JOB: &[Familiar] = &[
@@ -132,9 +142,10 @@ pub(super) const FAMILIAR_JOB: &[Familiar] = &[
     ("backends", "there are clusters, not clouds: see placement"),
     ("use_spot", "write preemptible: true"),
     ("spot_policy", "write preemptible: true"),
-    ("dependency", "write after (not supported by this peer yet)"),
-    ("depends_on", "write after (not supported by this peer yet)"),
-    ("max_price", "write placement: {price_max: …} (not supported by this peer yet)"),
+    ("dependency", "write after: {job: ID, on: ok}"),
+    ("depends_on", "write after: ID"),
+    ("array_size", "write array: 0-99"),
+    ("max_price", "write placement: {price_max: …}"),
     ("grace", "write on_lost_contact: {grace: 2m}"),
     ("type", "remove it: every document is one job"),
     ("kind", "this is no Kubernetes manifest: see docs/reference/spec.md"),
@@ -169,9 +180,9 @@ pub(super) const FAMILIAR_RESOURCES: &[Familiar] = &[
 pub(super) const FAMILIAR_PLACEMENT: &[Familiar] = &[
     ("region", "write regions"),
     ("cluster", "write clusters"),
-    ("zone", "write zones (not supported by this peer yet)"),
+    ("zone", "write zones"),
     ("node_selector", "write labels"),
-    ("max_price", "write price_max (not supported by this peer yet)"),
+    ("max_price", "write price_max"),
     ("affinity", "write labels"),
 ];
 pub(super) const FAMILIAR_CHECKPOINT: &[Familiar] = &[

@@ -8,39 +8,23 @@ const NOT_YET: &str = "not supported by this peer yet: remove it";
 #[derive(Clone, Copy)]
 enum Shape {
     Map,
-    MapList,
     Words,
     Flag,
-    Number,
-    Index,
 }
 
 const SHAPES: &[(&str, Shape, &str)] = &[
-    ("groups", Shape::MapList, "must be a list of task groups, each a mapping"),
-    ("traffic", Shape::Map, "must be a mapping"),
-    ("array", Shape::Index, "must be a count or an index list such as 0-99"),
-    ("after", Shape::Words, "must be a job id or a list of them"),
     ("reservation", Shape::Words, "must be a reservation's name"),
     ("quota", Shape::Words, "must be a quota's name"),
     ("service", Shape::Map, "must be a mapping"),
     ("stage", Shape::Flag, "must be true or false"),
-    ("zones", Shape::Words, "must be a zone or a list of them"),
-    ("price_max", Shape::Number, "must be a price per GPU hour"),
-    ("compliance", Shape::Words, "must be a compliance domain or a list of them"),
 ];
 
 fn has_shape(value: &Value, shape: Shape) -> bool {
     let text = |v: &Value| matches!(v, Value::Text(t) if !t.is_empty());
     match (shape, value) {
         (Shape::Map, Value::Map(_)) | (Shape::Flag, Value::Bool(_)) => true,
-        (Shape::MapList, Value::List(items)) => items.iter().all(|n| matches!(n.value, Value::Map(_))),
         (Shape::Words, Value::List(items)) => !items.is_empty() && items.iter().all(|n| text(&n.value)),
         (Shape::Words, value) => text(value),
-        (Shape::Number | Shape::Index, Value::Int(n)) => (0..=1_000_000).contains(n),
-        (Shape::Number, Value::Float(x)) => (0.0..=1e6).contains(x),
-        (Shape::Index, Value::Text(t)) => {
-            !t.is_empty() && t.chars().all(|c| c.is_ascii_digit() || "-,:%".contains(c))
-        }
         _ => false,
     }
 }

@@ -3,6 +3,8 @@
 //! The keys are those of the reference page docs/reference/spec.md (a test compares both). The keys of
 //! the plain job request (`job_id`, `gpu: {count, model}`, `dataset`…) are taken beside them.
 
+mod array;
+mod groups;
 mod job;
 mod keys;
 mod later;
@@ -15,9 +17,13 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-pub use keys::{CHECKPOINT, DATA, Familiar, JOB, LOST_CONTACT, PLACEMENT, RESOURCES, SECTIONS, SEED_GPU};
+pub use keys::{
+    AFTER, CHECKPOINT, DATA, Familiar, GROUPS, JOB, LOST_CONTACT, PLACEMENT, RESOURCES, SECTIONS, SEED_GPU,
+    TRAFFIC,
+};
 pub use render::render_spec;
 
+use super::array::On;
 use super::input::{Field, Mistake, Mistakes, Node, SyntaxError, from_json, from_yaml};
 use super::spec::{JobSpec, OnLostContact, limits};
 use crate::base::Span;
@@ -29,6 +35,8 @@ pub struct ParsedSpec {
     pub spec: JobSpec,
     /// Its idempotency key, where the document carries one (`job_id`).
     pub key: Option<String>,
+    /// Jobs that it waits for, by their ids or the start of them; whoever submits it finds out which they are.
+    pub after: Vec<(String, On)>,
 }
 
 /// What a job gets that does not say.

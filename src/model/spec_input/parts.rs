@@ -8,11 +8,11 @@ use super::keys::{
     RESOURCES, SEED_GPU,
 };
 use super::later;
-use crate::base::{MilliCpu, PeerName, Span};
+use crate::base::{Bytes, MilliCpu, PeerName, Span};
 use crate::model::gpu;
 use crate::model::input::fill::{cpus, labels, memory, span, span_want};
 use crate::model::input::{Field, Fields, Mistakes, Value, words};
-use crate::model::spec::{CheckpointSpec, OnLostContact, PlacementSpec, Policy, Resources, Then, limits};
+use crate::model::spec::{CheckpointSpec, OnLostContact, PlacementSpec, Resources, Then, limits};
 
 /// Variables that the peer sets itself.
 const RESERVED: &[&str] = &[
@@ -160,22 +160,33 @@ pub fn env(field: Field, m: &mut Mistakes) -> BTreeMap<String, String> {
     out
 }
 
-/// `data`: one URI or path, a list of them, or `{uri, stage}`.
-pub fn data(field: Field, m: &mut Mistakes) -> Vec<String> {
-    const WANT: &str = "must be a URI such as s3://bucket/set or an absolute path, of at most 1024 characters, no spaces in a URI";
-    let read = |t: &str| (words::uri(t) || words::absolute(t)).then(|| t.to_owned());
-    let mut out = Vec::new();
+/// `data`: a dataset's name, a URI or a path, a list of them, or `{uri, size, stage}`; and the sizes that were said.
+pub fn data(field: Field, m: &mut Mistakes) -> (Vec<String>, BTreeMap<String, Bytes>) {
+    const WANT: &str = "must be a dataset's name, a URI such as s3://bucket/set or an absolute path, of at most 1024 characters, no spaces in a URI";
+    let read = |t: &str| (words::uri(t) || words::absolute(t) || words::name(t)).then(|| t.to_owned());
+    let (mut out, mut sizes) = (Vec::new(), BTreeMap::new());
     for item in field.one_or_many(m, limits::LIST_MAX) {
         if !matches!(item.node.value, Value::Map(_)) {
             out.extend(item.read(m, WANT, read));
             continue;
         }
         let Some(mut fields) = Fields::of(item, m) else { continue };
-        match fields.take("uri", m) {
-            Some(uri) => out.extend(uri.read(m, WANT, read)),
-            None if !fields.had("uri") => fields.missing(m, "uri", "is missing: what to read"),
-            None => {}
+        let uri = match fields.take("uri", m) {
+            Some(uri) => uri.read(m, WANT, read),
+            None if !fields.had("uri") => {
+                fields.missing(m, "uri", "is missing: what to read");
+                None
+            }
+            None => None,
+        };
+        let size = fields.take("size", m).and_then(|f| {
+            let want = format!("{}, at most 1024PiB", words::SIZE);
+            f.read(m, &want, |t| t.parse::<Bytes>().ok().filter(|b| b.0 <= 1 << 60))
+        });
+        if let (Some(uri), Some(size)) = (&uri, size) {
+            sizes.insert(uri.clone(), size);
         }
+        out.extend(uri);
         // Not staging is what happens anyway.
         if let Some(stage) = fields.take("stage", m)
             && !matches!(stage.node.value, Value::Bool(false))
@@ -185,10 +196,15 @@ pub fn data(field: Field, m: &mut Mistakes) -> Vec<String> {
         fields.finish(
             m,
             DATA,
-            &[("path", "write uri"), ("source", "write uri"), ("mount", "not supported by this peer yet")],
+            &[
+                ("path", "write uri"),
+                ("name", "write uri"),
+                ("source", "write uri"),
+                ("mount", "not supported by this peer yet"),
+            ],
         );
     }
-    out
+    (out, sizes)
 }
 
 /// `checkpoint`: a path, or `{path, every}`.
@@ -233,15 +249,7 @@ pub fn lost_contact(field: Field, mut out: OnLostContact, m: &mut Mistakes) -> O
     Some(out)
 }
 
-/// Names of the policies as they are written.
-pub const POLICIES: [(&str, Policy); 6] = [
-    ("balanced", Policy::Balanced),
-    ("data-first", Policy::DataFirst),
-    ("cheapest", Policy::Cheapest),
-    ("fastest", Policy::Fastest),
-    ("spread", Policy::Spread),
-    ("green", Policy::Green),
-];
+pub use crate::model::policy::POLICIES;
 
 /// `placement`.
 pub fn placement(field: Field, m: &mut Mistakes) -> Option<PlacementSpec> {
@@ -261,6 +269,14 @@ pub fn placement(field: Field, m: &mut Mistakes) -> Option<PlacementSpec> {
         let items = field.one_or_many(m, limits::LIST_MAX).into_iter();
         out.clusters = items.filter_map(|f| f.read(m, words::PEER, |t| PeerName::new(t).ok())).collect();
     }
+    let mut places = |key: &str, m: &mut Mistakes| {
+        let items = fields.take(key, m).map(|f| f.one_or_many(m, limits::LIST_MAX)).unwrap_or_default();
+        let place =
+            |f: Field, m: &mut Mistakes| f.read(m, words::PLACE, |t| words::place(t).then(|| t.to_owned()));
+        items.into_iter().filter_map(|f| place(f, m)).collect::<Vec<String>>()
+    };
+    (out.zones, out.compliance) = (places("zones", m), places("compliance", m));
+    out.price_max_milli = fields.take("price_max", m).and_then(|f| f.milli(m, 0..=1_000_000));
     if let Some(field) = fields.take("labels", m) {
         out.labels = labels(field, m);
     }

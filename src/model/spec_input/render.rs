@@ -4,8 +4,9 @@ use serde_json::{Map, Value, json};
 
 use super::parts::POLICIES;
 use crate::base::{Bytes, MilliCpu};
+use crate::model::array::After;
 use crate::model::input::words::{size_text, span_text};
-use crate::model::spec::{Communication, JobSpec, PlacementSpec, Resources, Run, Then};
+use crate::model::spec::{Communication, Group, JobSpec, PlacementSpec, Resources, Run, Then, Traffic};
 
 /// Writes a job as YAML. `parse_spec` of it gives the same job; defaults are left out.
 pub fn render_spec(spec: &JobSpec) -> String {
@@ -27,9 +28,19 @@ fn document(spec: &JobSpec) -> Vec<(String, Value)> {
     if spec.priority != 50 {
         put("priority", json!(spec.priority));
     }
-    put("resources", resources(&spec.resources));
-    if spec.nodes != 1 {
-        put("nodes", json!(spec.nodes));
+    if spec.groups.list.is_empty() {
+        put("resources", resources(&spec.resources));
+        if spec.nodes != 1 {
+            put("nodes", json!(spec.nodes));
+        }
+    } else {
+        let group =
+            |g: &Group| json!({"name": g.name, "nodes": g.nodes, "resources": resources(&g.resources)});
+        let traffic = |t: &Traffic| json!({"from": t.from, "to": t.to, "rate": size_text(t.rate)});
+        put("groups", spec.groups.list.iter().map(group).collect());
+        if !spec.groups.traffic.is_empty() {
+            put("traffic", spec.groups.traffic.iter().map(traffic).collect());
+        }
     }
     match &spec.run {
         Run::Script(script) => put("run", json!(script)),
@@ -45,7 +56,11 @@ fn document(spec: &JobSpec) -> Vec<(String, Value)> {
         }
     }
     if !spec.data.is_empty() {
-        put("data", json!(spec.data));
+        let entry = |uri: &String| match spec.data_sizes.get(uri) {
+            Some(size) => json!({"uri": uri, "size": size_text(*size)}),
+            None => json!(uri),
+        };
+        put("data", spec.data.iter().map(entry).collect());
     }
     if let Some(c) = &spec.checkpoint {
         put(
@@ -76,6 +91,13 @@ fn document(spec: &JobSpec) -> Vec<(String, Value)> {
     if spec.placement != PlacementSpec::default() {
         put("placement", placement(&spec.placement));
     }
+    if let Some(array) = &spec.array {
+        put("array", json!(array.to_string()));
+    }
+    if !spec.after.is_empty() {
+        let one = |a: &After| json!({"job": a.birth.id().to_string(), "on": a.on.as_str()});
+        put("after", Value::Array(spec.after.iter().map(one).collect()));
+    }
     if let Some(may) = spec.preemptible {
         put("preemptible", json!(may));
     }
@@ -105,6 +127,15 @@ fn placement(p: &PlacementSpec) -> Value {
     }
     if !p.clusters.is_empty() {
         map.insert("clusters".into(), json!(p.clusters));
+    }
+    if !p.zones.is_empty() {
+        map.insert("zones".into(), json!(p.zones));
+    }
+    if !p.compliance.is_empty() {
+        map.insert("compliance".into(), json!(p.compliance));
+    }
+    if let Some(most) = p.price_max_milli {
+        map.insert("price_max".into(), json!(most as f64 / 1e3));
     }
     if !p.labels.is_empty() {
         map.insert("labels".into(), json!(p.labels));

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::base::{Bytes, MilliCpu, PeerName, Span};
 use crate::model::spec::{
-    CheckpointSpec, Communication, OnLostContact, PlacementSpec, Policy, Resources, Run, Then,
+    CheckpointSpec, Communication, Groups, OnLostContact, PlacementSpec, Policy, Resources, Run, Then,
 };
 
 fn good(text: &str) -> JobSpec {
@@ -181,7 +181,8 @@ fn absurd_values_are_refused_by_name() {
     wrong("image: --privileged\nrun: x", &["image"]);
     wrong("image: docker:ubuntu\nrun: x", &["leave out docker:"]);
     wrong("workdir: .\nrun: x", &["absolute path"]);
-    wrong("data: [a]\nrun: x", &["data[0]", "URI"]);
+    wrong("data: [a b]\nrun: x", &["data[0]", "URI"]);
+    wrong("data: [{uri: a, size: 5}]\nrun: x", &["data[0].size", "unit"]);
     wrong("data: ['s3://a\nb']\nrun: x", &["data[0]"]);
     wrong("env: {1A: x}\nrun: x", &["env.1A", "the name must be"]);
     wrong("env: {STARLING_EPOCH: 9}\nrun: x", &["set by the peer"]);
@@ -217,16 +218,9 @@ fn contradictions_are_refused() {
 
 #[test]
 fn what_comes_later_is_refused_never_ignored() {
-    for (key, value, bad) in [
-        ("groups", "[{name: a}]", "3"),
-        ("traffic", "{to: b}", "x"),
-        ("array", "0-99", "{}"),
-        ("array", "100", "-1"),
-        ("after", "[abc]", "[]"),
-        ("reservation", "r1", "7"),
-        ("quota", "q1", "7"),
-        ("service", "{port: 80}", "80"),
-    ] {
+    for (key, value, bad) in
+        [("reservation", "r1", "7"), ("quota", "q1", "7"), ("service", "{port: 80}", "80")]
+    {
         wrong(&format!("{key}: {value}\nrun: x"), &[key, "not supported by this peer yet: remove it"]);
         wrong(&format!("{key}: {bad}\nrun: x"), &[key, "must be", "not supported by this peer yet"]);
     }
@@ -234,8 +228,35 @@ fn what_comes_later_is_refused_never_ignored() {
         "data: [{uri: 's3://a/b', stage: true}]\nrun: x",
         &["data[0].stage", "not supported by this peer yet"],
     );
-    wrong("placement: {price_max: 2.5}\nrun: x", &["placement.price_max", "not supported by this peer yet"]);
     wrong("on_lost_contact: {then: duplicate_ok}\nrun: x", &["not supported by this peer yet"]);
+}
+
+#[test]
+fn groups_say_their_own_needs() {
+    let text = "run: x
+communication: async
+groups:
+  - {name: train, nodes: 4, resources: {gpus: 8, gpu: [H100]}}
+  - {name: eval, nodes: 1, resources: {gpus: 1}}
+traffic:
+  - {from: train, to: eval, rate: 200MiB}
+placement: {zones: a, compliance: [gdpr], price_max: 2.5}
+data: [{uri: corpus-v2, size: 1TiB}, s3://b/c]
+";
+    let spec = parse_spec(text.as_bytes()).expect("good").spec;
+    assert_eq!((spec.nodes, spec.resources.gpus, spec.groups.list.len()), (4, 8, 2), "the largest group");
+    assert_eq!(spec.groups.traffic[0].rate, Bytes::mib(200));
+    assert_eq!(spec.placement.price_max_milli, Some(2_500));
+    assert_eq!((spec.placement.zones, spec.placement.compliance), (vec!["a".into()], vec!["gdpr".into()]));
+    assert_eq!(spec.data_sizes, [("corpus-v2".to_owned(), Bytes(1 << 40))].into());
+    wrong("traffic: []\nrun: x", &["traffic", "give groups"]);
+    wrong("groups: [{name: a}, {name: a}]\nrun: x", &["groups", "two groups have one name"]);
+    wrong("groups: [{name: a}]\nnodes: 2\nrun: x", &["nodes", "move it into groups"]);
+    wrong(
+        "groups: [{name: a}]\ntraffic: [{from: a, to: b, rate: 1G}]\nrun: x",
+        &["traffic[0].to", "one of the groups"],
+    );
+    wrong("groups: []\nrun: x", &["groups", "at least one group"]);
 }
 
 #[test]
@@ -348,11 +369,14 @@ fn places() -> impl Strategy<Value = PlacementSpec> {
     )
         .prop_map(|(policy, regions, clusters, labels)| PlacementSpec {
             policy,
-            regions,
             clusters: clusters
                 .iter()
                 .map(|c| PeerName::new(c).expect("generated from its alphabet"))
                 .collect(),
+            zones: regions.clone(),
+            compliance: regions.iter().take(1).cloned().collect(),
+            price_max_milli: regions.first().map(|r| r.len() as u64 * 1_234),
+            regions,
             labels,
         })
 }
@@ -416,9 +440,17 @@ fn spec() -> impl Strategy<Value = JobSpec> {
             nodes,
             run,
             env,
+            data_sizes: data
+                .first()
+                .map(|d: &String| (d.clone(), Bytes(u64::from(nodes) << 20)))
+                .into_iter()
+                .collect(),
+            groups: Groups::default(),
             data,
             retries,
             placement,
+            array: None,
+            after: Vec::new(),
         },
     )
 }

@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 
 use crate::base::{MeshId, PeerName, WallTime};
 use crate::model::report::{
-    BuildReport, CapacityReport, ContactReport, HealthReport, LinkSample, QueueReport,
+    BuildReport, CapacityReport, ContactReport, HealthReport, Inventory, LinkSample, QueueReport,
 };
 use crate::transport::PublicKey;
 use crate::transport::keys::SIGNATURE_BYTES;
@@ -69,10 +69,10 @@ pub enum Facet {
     LinksPage(usize, Vec<LinkSample>),
     /// Hash of the peer's member list.
     Members(String),
-    /// Data inventory; its shape belongs to a later version.
-    Data(serde_json::Value),
-    /// Image inventory; its shape belongs to a later version.
-    Images(serde_json::Value),
+    /// The datasets that it holds.
+    Data(Inventory),
+    /// The images that it holds.
+    Images(Inventory),
     /// A key of a newer version: passed on, not understood.
     Unknown,
 }
@@ -163,6 +163,7 @@ impl Facet {
             Self::Queue(q) => check_queue(q),
             Self::Contact(c) => at_most("homes", c.homes.len() as u64, 9),
             Self::Health(h) => {
+                plain("disk_note", h.disk_note.as_deref().unwrap_or(""))?;
                 at_most("cpu_milli", h.cpu_milli.into(), 1_100)?;
                 at_most("gpu_milli", h.gpu_milli.unwrap_or(0).into(), 1_100)?;
                 at_most("disk_free", h.disk_free.0, 1 << 60)
@@ -174,7 +175,8 @@ impl Facet {
                 at_most("bandwidth_bps", l.bandwidth_bps.unwrap_or(0), 1_000_000_000_000_000)
             }),
             Self::Members(hash) => plain("hash", hash),
-            Self::Data(_) | Self::Images(_) | Self::Unknown => Ok(()),
+            Self::Data(held) | Self::Images(held) => check_inventory(held),
+            Self::Unknown => Ok(()),
         }
     }
 }
@@ -185,6 +187,15 @@ fn check_capacity(c: &CapacityReport) -> Result<(), String> {
     }
     c.labels.iter().try_for_each(|(k, v)| plain("label", k).and_then(|()| plain("label", v)))?;
     at_most("price_milli", c.price_milli, 1_000_000_000)?;
+    let terms = &c.terms;
+    at_most("compliance domains", terms.compliance.len() as u64, 64)?;
+    terms.compliance.iter().try_for_each(|domain| plain("compliance", domain))?;
+    at_most("tariff_milli", terms.tariff_milli, 1_000_000_000)?;
+    at_most("egress_milli", terms.egress_milli, 1_000_000_000)?;
+    for (region, milli) in &terms.egress_to_milli {
+        plain("egress region", region)?;
+        at_most("egress_to_milli", *milli, 1_000_000_000)?;
+    }
     at_most("pue_milli", c.pue_milli.into(), 100_000)?;
     let mut gpus: u64 = 0;
     for n in &c.nodes {
@@ -198,6 +209,14 @@ fn check_capacity(c: &CapacityReport) -> Result<(), String> {
         gpus += u64::from(n.count) * u64::from(n.gpus);
     }
     at_most("gpus", gpus, COUNT_MAX)
+}
+
+fn check_inventory(held: &Inventory) -> Result<(), String> {
+    at_most("items", held.items.len() as u64, 1_024)?;
+    held.items.iter().try_for_each(|item| {
+        plain("name", &item.name)?;
+        at_most("size", item.size.0, 1 << 60)
+    })
 }
 
 fn check_queue(q: &QueueReport) -> Result<(), String> {
@@ -352,6 +371,8 @@ impl FacetSigner for crate::transport::keys::SecretKey {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::Bytes;
+    use crate::model::report::Item;
     use crate::transport::keys::SecretKey;
 
     fn queue(free: u32, total: u32) -> QueueReport {
@@ -381,11 +402,28 @@ mod tests {
 
     #[test]
     fn oversize_and_foreign_keys_are_typed_errors() {
-        let big = Facet::Data(serde_json::Value::String("x".repeat(VALUE_BYTES_MAX)));
+        let item = Item { name: "x".repeat(VALUE_BYTES_MAX), size: Bytes(1) };
+        let big = Facet::Data(Inventory { items: vec![item], more: 0 });
         assert!(matches!(big.write(), Err(FacetError::TooLarge(..))));
         for bad in ["", "é", "Queue", "queue x", &"k".repeat(65), "1a"] {
             assert!(matches!(Facet::read(bad, "{}"), Err(FacetError::Key(_))), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn a_full_inventory_fits_its_facet_and_an_absurd_one_is_refused() {
+        let item =
+            |i: u64| Item { name: format!("team/corpus-with-a-long-name-{i:04}"), size: Bytes(i << 30) };
+        let full = Facet::Data(Inventory::of((0..5_000).map(item)));
+        let (key, text) = full.write().expect("bounded by its maker").remove(0);
+        assert_eq!((key.as_str(), Facet::read("data", &text)), ("data", Ok(full)));
+        let wrong = Inventory { items: vec![Item { name: "a".into(), size: Bytes(u64::MAX) }], more: 0 };
+        assert!(matches!(Facet::Images(wrong).write(), Err(FacetError::Absurd(..))));
+        assert!(matches!(
+            Facet::read("data", r#"{"items":[{"name":"a","size":-1}]}"#),
+            Err(FacetError::Malformed(..))
+        ));
+        assert_eq!(Facet::read("data", r#"{"later":1}"#), Ok(Facet::Data(Inventory::default())));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use tokio::sync::mpsc::Receiver;
 
 use super::*;
 use crate::base::StoreId;
-use crate::model::report::{BuildReport, HealthReport};
+use crate::model::report::{BuildReport, HealthReport, Inventory, Item};
 use crate::runtime::members::{Entry, MemberList, SignedEntry};
 use crate::transport::keys::SecretKey;
 
@@ -249,8 +249,9 @@ async fn quiet_nodes_are_not_starved_by_big_ones() {
     let fill = |p: &TestPeer, salt: u64| {
         let mut rng = Rng::new(salt);
         let noise = |rng: &mut Rng| {
-            let text: String = (0..900).map(|_| format!("{:016x}", rng.u64())).collect();
-            serde_json::Value::String(text)
+            let name = |rng: &mut Rng| (0..30).map(|_| format!("{:016x}", rng.u64())).collect();
+            let items = (0..28).map(|_| Item { name: name(rng), size: crate::base::Bytes(1) }).collect();
+            Inventory { items, more: 0 }
         };
         p.gossip.publish(&Facet::Data(noise(&mut rng))).expect("sane");
         p.gossip.publish(&Facet::Images(noise(&mut rng))).expect("sane");

@@ -159,6 +159,29 @@ impl Members {
         self.sign_and_keep(entry, ca).map(Some)
     }
 
+    /// Names another disk of a member: the old one is out, as after a removal, and a new one was admitted. None if
+    /// nothing differs.
+    pub fn rehouse(
+        &self,
+        name: &PeerName,
+        store: StoreId,
+        ca: &dyn CaSigner,
+    ) -> Result<Option<SignedEntry>, MembersError> {
+        let _alone = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entry =
+            self.list().member(name).cloned().ok_or_else(|| MembersError::NoSuchMember(name.clone()))?;
+        if entry.store == store {
+            return Ok(None);
+        }
+        (entry.generation, entry.revision, entry.store) = (entry.generation + 2, 0, store);
+        self.sign_and_keep(entry, ca).map(Some)
+    }
+
+    /// Checks a line without taking it.
+    pub fn verify(&self, line: SignedEntry) -> Result<SignedEntry, MembersError> {
+        line.verified(&self.ca)
+    }
+
     /// Takes what is new and genuine of the lines that another peer sent.
     pub fn offer(&self, lines: Vec<SignedEntry>) -> Result<Offer, MembersError> {
         let _alone = self.change.lock().unwrap_or_else(PoisonError::into_inner);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 
 use crate::base::{PeerName, StoreId};
-use crate::runtime::members::{MemberList, Members};
+use crate::runtime::members::{MemberList, Members, Merge, SignedEntry};
 use crate::transport::{Admission, Directory};
 
 /// The member list in the form of the transport's callbacks. Both answer from memory.
@@ -78,6 +78,35 @@ impl Admission for Roster {
             }
             Some(_) | None => Ok(()),
         }
+    }
+
+    /// A peer whose store was an older copy of itself begins a new one and signs its new line itself; it is the
+    /// only one who can bring it.
+    fn admitted_with(&self, name: &PeerName, store: &StoreId, line: &[u8]) -> Result<(), String> {
+        let refused = match self.admitted(name, store) {
+            Ok(()) => return Ok(()),
+            Err(refused) => refused,
+        };
+        let line =
+            serde_json::from_slice::<SignedEntry>(line).ok().and_then(|line| self.members.verify(line).ok());
+        let Some(line) = line else { return Err(refused) };
+        let newer = self.members.list().would_take(&line) == Merge::Taken
+            && line.entry().is_some_and(|e| e.name == *name && e.store == *store && !e.removed);
+        if !newer {
+            return Err(refused);
+        }
+        let members = self.members.clone();
+        // It writes to the disk; this call must not wait for it.
+        tokio::task::spawn_blocking(move || {
+            if let Err(error) = members.offer(vec![line]) {
+                tracing::error!("a member's new line was not kept: {error}");
+            }
+        });
+        Ok(())
+    }
+
+    fn line(&self, name: &PeerName) -> Option<Vec<u8>> {
+        self.members.list().line(name).and_then(|line| serde_json::to_vec(line).ok())
     }
 }
 

@@ -125,7 +125,9 @@ impl Picture {
                 report.links = all.collect::<BTreeMap<_, _>>().into_values().cloned().collect();
             }
             Facet::Members(hash) => soft.members_hash = Some((hash, now)),
-            Facet::Data(_) | Facet::Images(_) | Facet::Unknown => {}
+            Facet::Data(v) => report.data = Some(v),
+            Facet::Images(v) => report.images = Some(v),
+            Facet::Unknown => {}
         }
     }
 
@@ -242,6 +244,8 @@ fn blank(peer: PeerName, store: StoreId) -> Report {
         health: None,
         build: None,
         links: Vec::new(),
+        data: None,
+        images: None,
         heard_at: Instant::default(),
     }
 }

@@ -58,6 +58,9 @@ pub enum StoreError {
     /// An earlier commit failed, so nothing can be promised any more. The batch was not applied.
     #[error("an earlier commit failed ({0}): the store takes nothing more until the peer is started again")]
     Poisoned(Arc<str>),
+    /// The disk is an older copy of itself: another peer has seen more of it.
+    #[error("{0}")]
+    RolledBack(Arc<str>),
     /// The store is closed. The batch was not applied.
     #[error("the store is closed: the peer is stopping")]
     Closed,

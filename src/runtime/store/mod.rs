@@ -1,17 +1,19 @@
 //! The peer's disk: a crash-safe store with group commit.
 //!
-//! One thread owns the database. It merges every batch that waits into one transaction with one durable
-//! commit, then answers them in order. What was answered survives kill -9 and power loss; a batch is never
-//! half applied. After a failed commit nothing can be promised any more (the kernel may have dropped the
-//! dirty pages and a second fsync would lie), so the store answers everything with an error until the peer
+//! One thread owns it. It merges every batch that waits into one commit, appends that to a log with one sync
+//! (`log.rs`), and then answers the batches in order. What was answered survives kill -9 and power loss; a batch is
+//! never half applied. A second thread carries what the log holds over into a database (`database.rs`), many commits
+//! at once, so that a start reads little. After a failed commit nothing can be promised any more (the kernel may have
+//! dropped the dirty pages and a second fsync would lie), so the store answers everything with an error until the peer
 //! is started again.
 
+mod database;
 mod error;
+mod log;
 mod metrics;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, Write as _};
 use std::path::{Path, PathBuf};
@@ -19,30 +21,30 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use redb::{Database, Durability, ReadableDatabase, ReadableTable, TableDefinition};
+use redb::Database;
 use rustix::fs::{FlockOperation, flock};
 use tokio::sync::mpsc;
 
 pub use error::StoreError;
 pub use metrics::StoreMetrics;
 
+use self::database::{FILE, Pending, sync_dir};
+use self::log::Log;
 use crate::base::{Bytes, StoreId};
-use crate::core::{DiskImage, Table, Write};
+use crate::core::{DiskImage, Write};
 
-/// Format of the state folder that this binary writes, and the newest that it reads.
-pub const FORMAT: u32 = 1;
-/// The database's file in the state folder.
-const FILE: &str = "store.redb";
+/// The newest format of the state folder that this binary reads.
+pub const FORMAT: u32 = 2;
+/// Format of a folder whose log may hold commits that its database has not: a binary that knows no log must not read
+/// it.
+const FORMAT_LOG: u32 = 2;
+/// Format of a folder that was closed in order: all of it is in the database.
+const FORMAT_PLAIN: u32 = 1;
 /// Batches that may wait before `submit` waits.
 const QUEUE_MAX: usize = 4_096;
 /// Batches and bytes that one commit takes at most, so that no batch waits for ever behind a flood.
 const COMMIT_BATCHES_MAX: usize = 1_024;
 const COMMIT_BYTES_MAX: usize = 8 << 20;
-/// Pages kept in memory; the core keeps its own copy of what it needs.
-const CACHE_BYTES: usize = 16 << 20;
-
-type Rows = TableDefinition<'static, &'static [u8], &'static [u8]>;
-const HEADER: Rows = TableDefinition::new("header");
 
 /// Writes that are applied together or not at all.
 pub struct Batch {
@@ -78,33 +80,83 @@ pub struct Store {
 impl Store {
     /// A store was made in this state folder; true also where that cannot be told.
     pub fn is_at(dir: &Path) -> bool {
-        dir.join(FILE).try_exists().unwrap_or(true)
+        let there = |path: PathBuf| path.try_exists().unwrap_or(true);
+        there(dir.join(FILE)) || there(dir.join(NEXT).join(FILE))
     }
 
     /// Opens the state folder, makes it where it is not there, and reads all rows. Counts one boot, durably.
     pub fn open(dir: &Path) -> Result<(Self, DiskImage), StoreError> {
         fs::create_dir_all(dir).map_err(|e| StoreError::io("making the state folder", &e))?;
         let lock = lock(dir)?;
+        finish_replacing(dir)?;
         check_version_file(dir)?;
-        let database = Database::builder()
-            .set_cache_size(CACHE_BYTES)
-            .create(dir.join(FILE))
-            .map_err(|e| StoreError::redb("opening the database", e))?;
-        let (id, boot) = count_boot(dir, &database)?;
+        let (database, found) = database::open(dir)?;
         sync_dir(dir)?;
-        let image = read_all(&database)?;
+        // Before the log holds anything that the database does not.
+        write_version_file(dir, FORMAT_LOG)?;
+        let log = Log::begin(dir, 0, found.commits + 1)?;
+        sync_dir(dir)?;
         let metrics = StoreMetrics::default();
         let (queue, waiting) = mpsc::channel(QUEUE_MAX);
-        let counters = metrics.clone();
+        let committer = Committer {
+            dir: dir.to_owned(),
+            database: Arc::new(database),
+            log,
+            which: 0,
+            commits: found.commits,
+            pending: Pending::new(),
+            checkpoint: None,
+            metrics: metrics.clone(),
+            poisoned: None,
+        };
         let thread = std::thread::Builder::new()
             .name("store".into())
             .spawn(move || {
-                Committer { database, metrics: counters, poisoned: None }.run(waiting);
+                committer.run(waiting);
                 drop(lock);
             })
             .map_err(|e| StoreError::io("starting the store's thread", &e))?;
         let writer = Arc::new(Writer { thread: Some(thread) });
-        Ok((Self { id, boot, dir: dir.to_owned(), metrics, queue, _writer: writer }, image))
+        let store =
+            Self { id: found.id, boot: found.boot, dir: dir.to_owned(), metrics, queue, _writer: writer };
+        Ok((store, found.image))
+    }
+
+    /// Puts the closed store in this folder aside and begins a new one, a new disk, with some rows made from the old. The old files
+    /// are kept: says where. A crash on the way leaves the one or the other.
+    pub fn begin_anew(
+        dir: &Path,
+        rows: impl FnOnce(StoreId, &DiskImage) -> Vec<Write>,
+    ) -> Result<PathBuf, StoreError> {
+        let failed = |e: std::io::Error| StoreError::io("beginning a new store", &e);
+        let old = {
+            let _lock = lock(dir)?;
+            database::open(dir)?.1
+        };
+        let next = dir.join(NEXT);
+        if let Err(e) = fs::remove_dir_all(&next)
+            && e.kind() != std::io::ErrorKind::NotFound
+        {
+            return Err(failed(e));
+        }
+        let making = dir.join("store.making");
+        if let Err(e) = fs::remove_dir_all(&making)
+            && e.kind() != std::io::ErrorKind::NotFound
+        {
+            return Err(failed(e));
+        }
+        let (store, _) = Self::open(&making)?;
+        store.commit_blocking(rows(old.id, &old.image))?;
+        // Closed in order: all of it is in its database.
+        drop(store);
+        fs::write(making.join(ASIDE), format!("{}-boot-{}", old.id, old.boot)).map_err(failed)?;
+        File::open(making.join(ASIDE)).and_then(|f| f.sync_all()).map_err(failed)?;
+        sync_dir(&making)?;
+        fs::rename(&making, &next).map_err(failed)?;
+        sync_dir(dir)?;
+        let _lock = lock(dir)?;
+        let aside = finish_replacing(dir)?;
+        aside.ok_or_else(|| StoreError::Corrupt("the new store is not where it was put".into()))
     }
 
     /// This disk's identity, made once.
@@ -176,7 +228,17 @@ impl Drop for Writer {
 
 /// The thread that writes.
 struct Committer {
-    database: Database,
+    dir: PathBuf,
+    database: Arc<Database>,
+    log: Log,
+    /// Which of the two files that is.
+    which: usize,
+    /// Number of the last commit.
+    commits: u64,
+    /// What the present file holds.
+    pending: Pending,
+    /// The other file is being carried over.
+    checkpoint: Option<JoinHandle<Result<(), StoreError>>>,
     metrics: StoreMetrics,
     poisoned: Option<Arc<str>>,
 }
@@ -191,71 +253,124 @@ impl Committer {
                 bytes += next.bytes();
                 group.push(next);
             }
-            self.commit(group);
+            self.commit(group, bytes);
         }
+        self.close();
     }
 
     #[allow(clippy::disallowed_methods, reason = "how long a commit took is a metric")]
-    fn commit(&mut self, group: Vec<Batch>) {
+    fn commit(&mut self, group: Vec<Batch>, bytes: usize) {
         let started = Instant::now();
         let result = match &self.poisoned {
             Some(cause) => Err(StoreError::Poisoned(cause.clone())),
-            None => self.apply(&group),
+            None => self.append(&group, bytes),
         };
         match &result {
             Ok(writes) => self.metrics.committed(group.len(), *writes, started.elapsed()),
             Err(error) => {
                 self.metrics.failed.inc_by(group.len() as u64);
-                if self.poisoned.is_none() {
-                    tracing::error!(%error, "the store failed: this peer can promise nothing more");
-                    self.poisoned = Some(error.to_string().into());
-                }
+                self.poison(error);
             }
         }
         let answer = result.map(|_| ());
         for batch in group {
             (batch.done)(answer.clone());
+            self.pending.extend(batch.writes.into_iter().map(|w| ((w.table, w.key), w.value)));
+        }
+        if self.poisoned.is_none()
+            && let Err(error) = self.turn_over()
+        {
+            self.poison(&error);
         }
     }
 
-    fn apply(&self, group: &[Batch]) -> Result<usize, StoreError> {
-        let mut transaction =
-            self.database.begin_write().map_err(|e| StoreError::redb("beginning a commit", e))?;
-        durable(&mut transaction)?;
-        let mut count = 0;
-        for kind in Table::ALL {
-            let of_table = || group.iter().flat_map(|b| &b.writes).filter(|w| w.table == kind);
-            if of_table().next().is_none() {
-                continue;
-            }
-            let mut rows = transaction
-                .open_table(definition(kind))
-                .map_err(|e| StoreError::redb("opening a table", e))?;
-            for write in of_table() {
-                count += 1;
-                let key = write.key.as_slice();
-                match &write.value {
-                    Some(value) => rows.insert(key, value.as_slice()).map(drop),
-                    None => rows.remove(key).map(drop),
-                }
-                .map_err(|e| StoreError::redb("writing a row", e))?;
-            }
+    fn poison(&mut self, error: &StoreError) {
+        if self.poisoned.is_none() {
+            tracing::error!(%error, "the store failed: this peer can promise nothing more");
+            self.poisoned = Some(error.to_string().into());
         }
-        transaction.commit().map_err(|e| StoreError::redb("a commit", e))?;
-        Ok(count)
+    }
+
+    fn append(&mut self, group: &[Batch], bytes: usize) -> Result<usize, StoreError> {
+        let writes = group.iter().map(|b| b.writes.len()).sum();
+        if writes > 0 {
+            let mut frame = log::frame(bytes + 16 * writes);
+            group.iter().flat_map(|b| &b.writes).for_each(|write| log::add(&mut frame, write));
+            self.log.append(self.commits + 1, &mut frame)?;
+            self.commits += 1;
+        }
+        Ok(writes)
+    }
+
+    /// A full file is carried over by a thread of its own, while the other one takes what comes.
+    fn turn_over(&mut self) -> Result<(), StoreError> {
+        if self.log.len() < log::FILE_BYTES {
+            return Ok(());
+        }
+        let behind = self.log.len() < 8 * log::FILE_BYTES;
+        if self.checkpoint.as_ref().is_some_and(|thread| behind && !thread.is_finished()) {
+            return Ok(());
+        }
+        self.checkpointed()?;
+        let next = 1 - self.which;
+        let log = Log::begin(&self.dir, next, self.commits + 1)?;
+        (self.log, self.which) = (log, next);
+        let (pending, commits, database) =
+            (std::mem::take(&mut self.pending), self.commits, self.database.clone());
+        let thread = std::thread::Builder::new()
+            .name("store checkpoint".into())
+            .spawn(move || database::checkpoint(&database, &pending, commits))
+            .map_err(|e| StoreError::io("starting a checkpoint", &e))?;
+        self.checkpoint = Some(thread);
+        Ok(())
+    }
+
+    /// Waits for a checkpoint that is under way.
+    fn checkpointed(&mut self) -> Result<(), StoreError> {
+        match self.checkpoint.take().map(JoinHandle::join) {
+            None => Ok(()),
+            Some(Ok(done)) => done,
+            Some(Err(_)) => Err(StoreError::Corrupt("a checkpoint panicked".into())),
+        }
+    }
+
+    /// Puts all into the database, so that a binary that knows no log may open the folder.
+    fn close(&mut self) {
+        let done = match self.checkpointed() {
+            Ok(()) if self.poisoned.is_none() => {
+                database::checkpoint(&self.database, &self.pending, self.commits)
+                    .and_then(|()| write_version_file(&self.dir, FORMAT_PLAIN))
+            }
+            other => other,
+        };
+        if let Err(error) = done {
+            // All of it is in the log; the next start reads it.
+            tracing::warn!(%error, "the store was not closed in order");
+        }
     }
 }
 
-fn definition(table: Table) -> Rows {
-    TableDefinition::new(table.name())
+/// A new store that waits to take the place of the old one,
+const NEXT: &str = "store.next";
+/// and a note in it under which name the old one is kept.
+const ASIDE: &str = "aside";
+
+/// Where stores that were put aside are.
+pub fn aside_folder(dir: &Path) -> PathBuf {
+    dir.join("aside")
 }
 
-/// On disk when `commit` returns, and open again at once after a crash (no walk over all rows).
-fn durable(transaction: &mut redb::WriteTransaction) -> Result<(), StoreError> {
-    transaction.set_quick_repair(true);
-    transaction
-        .set_durability(Durability::Immediate)
-        .map_err(|e| StoreError::Corrupt(format!("setting durability: {e}").into()))
+/// Carries on where a replacement was begun; says where the old store is kept, if there was one.
+fn finish_replacing(dir: &Path) -> Result<Option<PathBuf>, StoreError> {
+    let next = dir.join(NEXT);
+    let name = match fs::read_to_string(next.join(ASIDE)) {
+        Ok(name) => name,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(StoreError::io("reading the new store's note", &e)),
+    };
+    let aside = aside_folder(dir).join(name.trim());
+    database::replace(dir, &next, &aside)?;
+    Ok(Some(aside))
 }
 
 /// Held as long as the file is open: by the store's thread.
@@ -291,89 +406,25 @@ fn check_version_file(dir: &Path) -> Result<(), StoreError> {
     match fs::read_to_string(&path) {
         Ok(text) => {
             let found = text.trim().parse().map_err(|_| StoreError::NotAStore(path))?;
-            newer(dir, found)
+            if found <= FORMAT {
+                return Ok(());
+            }
+            Err(StoreError::NewerVersion { dir: dir.to_owned(), found, known: FORMAT })
         }
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-            let write = || -> std::io::Result<()> {
-                let tmp = dir.join("format.tmp");
-                let mut file = File::create(&tmp)?;
-                writeln!(file, "{FORMAT}")?;
-                file.sync_all()?;
-                fs::rename(&tmp, &path)
-            };
-            write().map_err(|e| StoreError::io("writing the format number", &e))?;
-            sync_dir(dir)
-        }
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => write_version_file(dir, FORMAT_PLAIN),
         Err(e) if e.kind() == std::io::ErrorKind::InvalidData => Err(StoreError::NotAStore(path)),
         Err(e) => Err(StoreError::io("reading the format number", &e)),
     }
 }
 
-fn newer(dir: &Path, found: u32) -> Result<(), StoreError> {
-    if found <= FORMAT {
-        return Ok(());
-    }
-    Err(StoreError::NewerVersion { dir: dir.to_owned(), found, known: FORMAT })
-}
-
-/// Reads the store's id (or makes it) and counts this boot, durably.
-fn count_boot(dir: &Path, database: &Database) -> Result<(StoreId, u64), StoreError> {
-    let mut transaction = database.begin_write().map_err(|e| StoreError::redb("counting the boot", e))?;
-    durable(&mut transaction)?;
-    let mut header = transaction.open_table(HEADER).map_err(|e| StoreError::redb("opening the header", e))?;
-    let get = |header: &redb::Table<'_, &[u8], &[u8]>, key: &str| -> Result<Option<Vec<u8>>, StoreError> {
-        let row = header.get(key.as_bytes()).map_err(|e| StoreError::redb("reading the header", e))?;
-        Ok(row.map(|v| v.value().to_vec()))
+fn write_version_file(dir: &Path, format: u32) -> Result<(), StoreError> {
+    let write = || -> std::io::Result<()> {
+        let tmp = dir.join("format.tmp");
+        let mut file = File::create(&tmp)?;
+        writeln!(file, "{format}")?;
+        file.sync_all()?;
+        fs::rename(&tmp, dir.join("format"))
     };
-    let number = |bytes: Vec<u8>, what: &str| -> Result<u64, StoreError> {
-        let bytes =
-            bytes.try_into().map_err(|_| StoreError::Corrupt(format!("{what} is no number").into()))?;
-        Ok(u64::from_be_bytes(bytes))
-    };
-    if let Some(found) = get(&header, "format")? {
-        newer(dir, u32::try_from(number(found, "the format")?).unwrap_or(u32::MAX))?;
-    }
-    let id = match get(&header, "id")? {
-        Some(bytes) => {
-            StoreId(bytes.try_into().map_err(|_| StoreError::Corrupt("the store id is not 16 bytes".into()))?)
-        }
-        None => StoreId(rand::random()),
-    };
-    let boot = get(&header, "boot")?.map_or(Ok(0), |b| number(b, "the boot number"))? + 1;
-    let rows = [
-        ("format", u64::from(FORMAT).to_be_bytes().to_vec()),
-        ("id", id.0.to_vec()),
-        ("boot", boot.to_be_bytes().to_vec()),
-    ];
-    for (key, value) in rows {
-        header
-            .insert(key.as_bytes(), value.as_slice())
-            .map_err(|e| StoreError::redb("writing the header", e))?;
-    }
-    drop(header);
-    transaction.commit().map_err(|e| StoreError::redb("counting the boot", e))?;
-    Ok((id, boot))
-}
-
-fn read_all(database: &Database) -> Result<DiskImage, StoreError> {
-    let transaction = database.begin_read().map_err(|e| StoreError::redb("reading the store", e))?;
-    let mut image = DiskImage::default();
-    for kind in Table::ALL {
-        let table = match transaction.open_table(definition(kind)) {
-            Ok(table) => table,
-            Err(redb::TableError::TableDoesNotExist(_)) => continue,
-            Err(e) => return Err(StoreError::redb("opening a table", e)),
-        };
-        let mut rows = BTreeMap::new();
-        for row in table.iter().map_err(|e| StoreError::redb("reading a table", e))? {
-            let (key, value) = row.map_err(|e| StoreError::redb("reading a row", e))?;
-            rows.insert(key.value().to_vec(), value.value().to_vec());
-        }
-        image.tables.insert(kind, rows);
-    }
-    Ok(image)
-}
-
-fn sync_dir(dir: &Path) -> Result<(), StoreError> {
-    File::open(dir).and_then(|d| d.sync_all()).map_err(|e| StoreError::io("syncing the state folder", &e))
+    write().map_err(|e| StoreError::io("writing the format number", &e))?;
+    sync_dir(dir)
 }

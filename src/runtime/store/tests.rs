@@ -1,12 +1,13 @@
 //! The store against crashes, full disks, and other processes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::*;
+use crate::core::Table;
 
 const CHILD_DIR: &str = "STARLING_TEST_STORE_DIR";
 const CHILD_BYTES: &str = "STARLING_TEST_STORE_BYTES";
@@ -85,11 +86,11 @@ fn a_second_opener_is_refused_and_named() {
 fn a_newer_format_is_refused_untouched() {
     let dir = tempfile::tempdir().expect("temp folder");
     drop(Store::open(dir.path()).expect("opens"));
-    fs::write(dir.path().join("format"), "2\n").expect("writes");
+    fs::write(dir.path().join("format"), "3\n").expect("writes");
     let before = fs::read(dir.path().join("store.redb")).expect("reads");
     for _ in 0..2 {
         let error = Store::open(dir.path()).map(|_| ()).expect_err("newer");
-        assert!(matches!(error, StoreError::NewerVersion { found: 2, known: 1, .. }), "{error}");
+        assert!(matches!(error, StoreError::NewerVersion { found: 3, known: 2, .. }), "{error}");
     }
     assert_eq!(fs::read(dir.path().join("store.redb")).expect("reads"), before);
     fs::write(dir.path().join("format"), "hello").expect("writes");
@@ -244,4 +245,90 @@ fn a_full_disk_is_a_typed_error_and_keeps_what_was_answered() {
     assert!(acknowledged.is_subset(&keys));
     check_twins(&image);
     store.commit_blocking(vec![put(b"after", b"")]).expect("and takes writes again");
+}
+
+/// A store that was killed: its log holds what its database does not.
+fn killed(dir: &Path, commits: u32) {
+    let (store, _) = Store::open(dir).expect("opens");
+    for n in 0..commits {
+        store.commit_blocking(vec![put(&n.to_be_bytes(), &[7; 100])]).expect("commits");
+    }
+    // The files as they are now, put back after the orderly end.
+    let files = ["store.redb", "store.0.log", "store.1.log", "format"].map(|f| (f, fs::read(dir.join(f))));
+    drop(store);
+    for (name, bytes) in files {
+        match bytes {
+            Ok(bytes) => fs::write(dir.join(name), bytes).expect("writes"),
+            Err(_) => drop(fs::remove_file(dir.join(name))),
+        }
+    }
+}
+
+#[test]
+fn a_log_that_is_cut_anywhere_holds_the_commits_before_the_cut() {
+    let dir = tempfile::tempdir().expect("temp folder");
+    killed(dir.path(), 6);
+    let whole = fs::read(dir.path().join("store.0.log")).expect("a log");
+    let database = fs::read(dir.path().join("store.redb")).expect("a database");
+    let frame = 16 + 1 + 4 + 4 + 4 + 100;
+    let mut held_before = 0;
+    for cut in (0..20 + 6 * frame + 40).step_by(13) {
+        for zeroed in [false, true] {
+            let mut torn = whole.clone();
+            if zeroed {
+                torn[cut..].fill(0);
+            } else {
+                torn.truncate(cut);
+            }
+            fs::write(dir.path().join("store.0.log"), torn).expect("writes");
+            fs::write(dir.path().join("store.redb"), &database).expect("writes");
+            let (store, image) = Store::open(dir.path()).expect("opens");
+            let held = rows(&image, Table::Acceptors).len();
+            assert_eq!(held, cut.saturating_sub(20).div_euclid(frame).min(6), "cut at {cut}");
+            assert!(held >= held_before);
+            held_before = held;
+            store.commit_blocking(vec![put(b"more", b"1")]).expect("goes on");
+            drop(store);
+            let (_, image) = Store::open(dir.path()).expect("opens again");
+            assert_eq!(rows(&image, Table::Acceptors).len(), held + 1, "cut at {cut}");
+        }
+    }
+    assert_eq!(held_before, 6);
+}
+
+#[test]
+fn a_changed_byte_inside_the_log_is_damage_and_not_an_end() {
+    let dir = tempfile::tempdir().expect("temp folder");
+    killed(dir.path(), 6);
+    let whole = fs::read(dir.path().join("store.0.log")).expect("a log");
+    let mut damaged = whole.clone();
+    damaged[20 + 129 * 2 + 60] ^= 1;
+    fs::write(dir.path().join("store.0.log"), damaged).expect("writes");
+    let error = Store::open(dir.path()).map(|_| ()).expect_err("damaged");
+    assert!(matches!(error, StoreError::Corrupt(_)), "{error}");
+    fs::write(dir.path().join("store.0.log"), whole).expect("writes");
+    let (_, image) = Store::open(dir.path()).expect("the undamaged one opens");
+    assert_eq!(rows(&image, Table::Acceptors).len(), 6);
+}
+
+#[test]
+fn files_that_take_turns_lose_nothing_and_an_orderly_end_needs_no_log() {
+    let dir = tempfile::tempdir().expect("temp folder");
+    let (store, _) = Store::open(dir.path()).expect("opens");
+    let format = || fs::read_to_string(dir.path().join("format")).expect("reads");
+    assert_eq!(format(), "2\n", "a binary that knows no log must not read it now");
+    let megabyte = vec![9; 1 << 20];
+    for n in 0..40_u32 {
+        store.commit_blocking(vec![put(&(n % 25).to_be_bytes(), &megabyte)]).expect("commits");
+        store.commit_blocking(vec![put(b"last", &n.to_be_bytes())]).expect("commits");
+    }
+    assert!(dir.path().join("store.1.log").exists(), "one file was full");
+    drop(store);
+    assert_eq!(format(), "1\n");
+    for which in ["store.0.log", "store.1.log"] {
+        fs::remove_file(dir.path().join(which)).expect("a log");
+    }
+    let (_, image) = Store::open(dir.path()).expect("opens without logs");
+    let held = rows(&image, Table::Acceptors);
+    assert_eq!((held.len(), held.get(b"last".as_slice())), (26, Some(&39_u32.to_be_bytes().to_vec())));
 }

@@ -182,6 +182,20 @@ fn core_parts(error: &ClientError) -> (StatusCode, &'static str, &'static str) {
             "no_homes",
             "see `starling clusters` for who is alive; try at a peer on the other side",
         ),
+        ClientError::GroupsNotRun => {
+            (S::UNPROCESSABLE_ENTITY, "groups_not_run", "see the plan with `starling submit --dry-run FILE`")
+        }
+        ClientError::OverQuota(_) => (
+            S::UNPROCESSABLE_ENTITY,
+            "over_quota",
+            "ask for less, or have the limits raised: `starling tenant show NAME`",
+        ),
+        ClientError::NoSuchTenant(_) => (
+            S::NOT_FOUND,
+            "no_such_tenant",
+            "list tenants with `starling tenant list`; a limit just set may take seconds to be known here",
+        ),
+        ClientError::NoShare(..) => (S::NOT_FOUND, "no_share", "see `starling tenant show NAME`"),
         ClientError::KeyReused(_) => (S::CONFLICT, "key_reused", "use a fresh key for another job"),
     }
 }

@@ -10,10 +10,11 @@ use serde_json::Value;
 
 use super::limits::BODY_BYTES_MAX;
 use super::{ApiError, ApiResult};
-use crate::base::{PeerName, Span};
-use crate::model::JobSpec;
+use crate::base::{PeerName, Span, WallTime};
+use crate::model::array::On;
 use crate::model::spec::limits::DOCUMENT_BYTES_MAX;
 use crate::model::spec_input::SpecDefaults;
+use crate::model::{JobSpec, timestamp};
 use crate::surface::seams;
 
 /// Longest idempotency key.
@@ -72,6 +73,17 @@ pub fn span(field: &str, text: &str, max: Span) -> ApiResult<Span> {
     }
 }
 
+/// Reads a moment: RFC 3339, or milliseconds since 1970.
+pub fn moment(field: &str, text: &str) -> ApiResult<WallTime> {
+    let millis = text.parse::<u64>().ok().filter(|_| text.len() <= 16).map(WallTime);
+    millis.or_else(|| timestamp::parse(text)).ok_or_else(|| {
+        let text: String = text.chars().take(40).collect();
+        ApiError::BadRequest(format!(
+            "{field}: {text:?} is neither a date like 2026-06-01T12:00:00Z nor milliseconds since 1970"
+        ))
+    })
+}
+
 /// The body, bounded.
 pub struct Bounded(pub Bytes);
 
@@ -114,6 +126,8 @@ pub struct Submission {
     pub spec: JobSpec,
     /// Its idempotency key.
     pub key: Option<String>,
+    /// Jobs that it waits for, as written.
+    pub after: Vec<(String, On)>,
 }
 
 #[derive(Deserialize)]
@@ -150,7 +164,7 @@ pub fn submission(headers: &HeaderMap, body: &Bytes, defaults: &SpecDefaults) ->
     {
         return Err(ApiError::BadRequest(format!("key: not 1 to {KEY_BYTES_MAX} visible ASCII characters")));
     }
-    Ok(Submission { spec: parsed.spec, key })
+    Ok(Submission { spec: parsed.spec, key, after: parsed.after })
 }
 
 /// A JSON object with `spec` in it is an envelope; every other text is the spec itself.

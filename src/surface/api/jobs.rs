@@ -19,6 +19,7 @@ use crate::base::{Epoch, JobId, PeerName, Span};
 use crate::core::api::JobFilter;
 use crate::core::{ClientRequest, ClientResponse};
 use crate::model::JobRecord;
+use crate::model::array::After;
 use crate::model::report::{Liveness, View};
 use crate::surface::documents::*;
 
@@ -28,6 +29,10 @@ const WAIT_DEFAULT: Span = Span::secs(60);
 const URI_BYTES_MAX: usize = 2_048;
 /// The acting owner is asked for `why` this long before this peer answers itself.
 const OWNER_ANSWERS_WITHIN: Duration = Duration::from_secs(4);
+/// Queues that are asked who is ahead, how long, and how many are named.
+const QUEUES_ASKED_MAX: usize = 8;
+const QUEUE_ANSWERS_WITHIN: Duration = Duration::from_secs(1);
+const AHEAD_MAX: usize = 5;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -44,7 +49,13 @@ pub async fn submit(
     body: Bounded,
 ) -> ApiResult<Response> {
     let submission = input::submission(&headers, &body.0, &api.handle.spec_defaults())?;
-    let spec = Box::new(submission.spec);
+    let mut spec = Box::new(submission.spec);
+    for (text, on) in submission.after {
+        // It must be there, so nothing can wait for itself, nor in a circle.
+        let job = resolve::resolve(&api, &text).await?;
+        let birth = resolve::get(&api, job).await?.birth;
+        spec.after.push(After { birth, on });
+    }
     if query.dry_run {
         let ClientResponse::Why(why) = api.call(ClientRequest::WhySpec { spec }).await? else {
             return Err(ApiError::Internal("why"));
@@ -86,7 +97,11 @@ pub struct ListQuery {
     tenant: Option<String>,
     state: Option<String>,
     prefix: Option<String>,
+    since: Option<String>,
+    until: Option<String>,
+    before: Option<String>,
     limit: Option<usize>,
+    array: Option<String>,
 }
 
 impl ListQuery {
@@ -102,7 +117,15 @@ impl ListQuery {
             }
         }
         let states = self.state.as_deref().map(resolve::states).transpose()?.unwrap_or_else(BTreeSet::new);
+        let moment =
+            |field, text: &Option<String>| text.as_ref().map(|t| input::moment(field, t)).transpose();
+        let array = self.array.as_deref().map(str::parse).transpose();
+        let array = array.map_err(|_| ApiError::BadRequest("array: not a job id".into()))?;
         Ok(JobFilter {
+            array,
+            since: moment("since", &self.since)?,
+            until: moment("until", &self.until)?,
+            before: self.before.as_deref().map(resolve::place).transpose()?,
             prefix: self.prefix.map(|p| p.to_ascii_lowercase()),
             tenant: self.tenant,
             states,
@@ -113,7 +136,11 @@ impl ListQuery {
 
 /// `GET /v1/jobs`
 pub async fn list(State(api): State<Api>, Q(query): Q<ListQuery>) -> ApiResult<Json<JobList>> {
-    resolve::list(&api, &query.filter()?).await.map(Json)
+    let array = match &query.array {
+        Some(text) => Some(resolve::resolve(&api, text).await?.to_string()),
+        None => None,
+    };
+    resolve::list(&api, &ListQuery { array, ..query }.filter()?).await.map(Json)
 }
 
 /// `GET /v1/jobs/{id}`
@@ -151,10 +178,41 @@ pub async fn why_here(api: &Api, job: JobId) -> ApiResult<WhyDocument> {
         ClientResponse::Why(why) => {
             let mut document = WhyDocument::from(*why);
             document.asked = Some(api.handle.about().name);
+            who_is_ahead(api, job, &mut document).await;
             Ok(document)
         }
         _ => Err(ApiError::Internal("why")),
     }
+}
+
+/// Asks the clusters where claims stand who is ahead there. Who does not answer in time is left out.
+async fn who_is_ahead(api: &Api, job: JobId, why: &mut WhyDocument) {
+    let me = api.handle.about().name;
+    let waits = |row: &CandidateDocument| row.queue_place.is_some_and(|n| n > 0);
+    let asked = why.clusters.iter_mut().filter(|row| waits(row)).take(QUEUES_ASKED_MAX);
+    let answers = asked.map(|row| async {
+        let report = if row.cluster == me {
+            super::local::core_report(api).await.ok()
+        } else {
+            let ask = resolve::ask(api, &row.cluster, "GET", "/v1/local/inspect".into());
+            let bytes = tokio::time::timeout(QUEUE_ANSWERS_WITHIN, ask).await.ok().and_then(Result::ok);
+            bytes.and_then(|b| serde_json::from_slice::<InspectDocument>(&b).ok()).map(|d| d.core)
+        };
+        let queue = report.map(|r| r.queue).unwrap_or_default();
+        row.ahead = queue
+            .iter()
+            .filter(|c| !c.granted)
+            .take_while(|c| c.job != job)
+            .take(AHEAD_MAX)
+            .map(|c| AheadDocument {
+                job: c.job,
+                priority: c.priority,
+                gpus: c.gpus,
+                age_ms: c.age.as_millis(),
+            })
+            .collect();
+    });
+    futures::future::join_all(answers).await;
 }
 
 /// `POST /v1/jobs/{id}/cancel`

@@ -5,6 +5,7 @@ use axum::extract::State;
 
 use super::input::{Q, Segment};
 use super::jobs::{ListQuery, why_here};
+use super::resolve::place_text;
 use super::{Api, ApiError, ApiResult, resolve};
 use crate::core::api::{InspectReport, JobFilter};
 use crate::core::{ClientRequest, ClientResponse};
@@ -16,8 +17,9 @@ pub async fn jobs(State(api): State<Api>, Q(query): Q<ListQuery>) -> ApiResult<J
     let limit = filter.limit;
     let records = resolve::local_jobs(&api, filter).await?;
     let truncated = records.len() >= limit;
+    let next = records.last().filter(|_| truncated).map(|r| place_text(r.submitted_at.0, r.id()));
     let jobs = records.iter().take(limit).map(|record| JobDocument::new(record, false)).collect();
-    Ok(Json(JobList { jobs, truncated, unanswered: Vec::new() }))
+    Ok(Json(JobList { jobs, truncated, unanswered: Vec::new(), next }))
 }
 
 /// `GET /v1/local/jobs/{id}/why`

@@ -103,6 +103,7 @@ fn leaf(member: &MemberView) -> ViewNode {
         running: document.running.into(),
         queued: document.queued.into(),
         liveness: Some(document.liveness),
+        disk_note: document.disk_note,
         children: Vec::new(),
     }
 }
@@ -128,6 +129,7 @@ fn branch(level: &str, name: String, children: Vec<ViewNode>) -> ViewNode {
 pub async fn peer(State(api): State<Api>) -> Json<PeerDocument> {
     let about = api.handle.about();
     let view = api.handle.view();
+    let me = about.name.clone();
     let mut members: BTreeMap<String, u64> = BTreeMap::new();
     for member in view.members.values() {
         *members.entry(member.liveness.as_str().into()).or_default() += 1;
@@ -145,6 +147,7 @@ pub async fn peer(State(api): State<Api>) -> Json<PeerDocument> {
         started_at_ms: about.started_at.0,
         draining: about.draining,
         isolated: view.isolated,
+        disk_note: view.members.get(&me).and_then(|m| ClusterDocument::new(m, None).disk_note),
         members,
     })
 }

@@ -17,6 +17,7 @@ mod operator;
 mod proxy;
 mod resolve;
 mod routes;
+mod tenants;
 
 #[cfg(test)]
 mod tests;

@@ -48,7 +48,7 @@ pub async fn move_job(
     match why.clusters.iter().find(|c| c.cluster == to) {
         None => return Err(ApiError::NotFound(format!("cluster {to}"))),
         Some(row) if !row.fits_ever => {
-            return Err(ApiError::Conflict(format!("{to} can never run it: {}", row.reasons.join("; "))));
+            return Err(ApiError::Conflict(format!("{to} can never run it: {}", row.words())));
         }
         Some(_) => {}
     }

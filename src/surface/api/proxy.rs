@@ -19,6 +19,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("GET", "/v1/local/jobs"),
     ("GET", "/v1/local/jobs/{}/why"),
     ("GET", "/v1/local/jobs/{}/logs"),
+    ("GET", "/v1/local/tenants"),
     ("GET", "/v1/local/inspect"),
     ("GET", "/v1/peer"),
     ("GET", "/healthz"),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures::StreamExt;
 
 use super::{Api, ApiError, ApiResult};
-use crate::base::{JobId, PeerName};
+use crate::base::{JobId, PeerName, WallTime};
 use crate::core::api::JobFilter;
 use crate::core::{ClientRequest, ClientResponse};
 use crate::model::report::Liveness;
@@ -92,6 +92,8 @@ pub async fn list(api: &Api, filter: &JobFilter) -> ApiResult<JobList> {
     }
     let own = local_jobs(api, wide.clone()).await?;
     let mut truncated = own.len() >= wide.limit;
+    // Of who holds more than it could say, nothing is known below the last that it said.
+    let mut floor = own.last().filter(|_| truncated).map(|r| (r.submitted_at.0, r.id()));
     let mut newest: BTreeMap<JobId, JobDocument> =
         own.iter().map(|record| (record.id(), JobDocument::new(record, false))).collect();
     let uri = local_uri(&wide);
@@ -111,6 +113,9 @@ pub async fn list(api: &Api, filter: &JobFilter) -> ApiResult<JobList> {
             continue;
         };
         truncated |= list.truncated;
+        if list.truncated {
+            floor = floor.max(list.jobs.last().map(|job| (job.submitted_at_ms, job.id)));
+        }
         for job in list.jobs {
             match newest.get(&job.id) {
                 // Where a proposer crashed, two values may carry one version; the one that ended is shown.
@@ -121,11 +126,29 @@ pub async fn list(api: &Api, filter: &JobFilter) -> ApiResult<JobList> {
     }
     unanswered.sort();
     let kept = |job: &JobDocument| filter.states.is_empty() || filter.states.contains(&job.state);
-    let mut jobs: Vec<JobDocument> = newest.into_values().filter(kept).collect();
-    jobs.sort_by(|a, b| b.submitted_at_ms.cmp(&a.submitted_at_ms).then(a.id.cmp(&b.id)));
-    truncated |= jobs.len() > filter.limit;
-    jobs.truncate(filter.limit);
-    Ok(JobList { jobs, truncated, unanswered })
+    let at = |job: &JobDocument| (job.submitted_at_ms, job.id);
+    let known = |job: &JobDocument| floor.is_none_or(|floor| at(job) >= floor);
+    let mut jobs: Vec<JobDocument> = newest.into_values().filter(kept).filter(known).collect();
+    jobs.sort_by_key(|job| std::cmp::Reverse(at(job)));
+    if jobs.len() > filter.limit {
+        truncated = true;
+        jobs.truncate(filter.limit);
+        floor = None;
+    }
+    let next = floor.or_else(|| jobs.last().map(at)).filter(|_| truncated).map(|(at, id)| place_text(at, id));
+    Ok(JobList { jobs, truncated, unanswered, next })
+}
+
+/// Where a page of a list ended, as the next one is asked for.
+pub fn place_text(submitted_at_ms: u64, id: JobId) -> String {
+    format!("{submitted_at_ms}-{id}")
+}
+
+/// The same, read.
+pub fn place(text: &str) -> ApiResult<(WallTime, JobId)> {
+    let parts = text.split_once('-').and_then(|(at, id)| Some((at.parse().ok()?, id.parse().ok()?)));
+    let wrong = || ApiError::BadRequest("before: not the `next` of a list".into());
+    parts.map(|(at, id)| (WallTime(at), id)).ok_or_else(wrong)
 }
 
 fn local_uri(filter: &JobFilter) -> String {
@@ -134,6 +157,15 @@ fn local_uri(filter: &JobFilter) -> String {
         if let Some(value) = value {
             uri.push_str(&format!("&{name}={}", escape(value)));
         }
+    }
+    for (name, at) in [("since", filter.since), ("until", filter.until)] {
+        uri.push_str(&at.map_or_else(String::new, |at| format!("&{name}={}", at.0)));
+    }
+    if let Some((at, id)) = filter.before {
+        uri.push_str(&format!("&before={}", place_text(at.0, id)));
+    }
+    if let Some(array) = filter.array {
+        uri.push_str(&format!("&array={array}"));
     }
     uri
 }
@@ -156,8 +188,20 @@ fn state(text: &str) -> ApiResult<JobState> {
         })
 }
 
-/// The job that an id or the start of one names.
+/// The job that an id or the start of one names; `ID.7` is job 7 of an array.
 pub async fn resolve(api: &Api, text: &str) -> ApiResult<JobId> {
+    let Some((array, index)) = text.split_once('.') else { return resolve_one(api, text).await };
+    let index: u32 = index.parse().map_err(|_| ApiError::BadRequest("id: not ID.INDEX".into()))?;
+    let record = get(api, resolve_one(api, array).await?).await?;
+    let rank = record.spec.array.as_ref().and_then(|array| array.rank(index));
+    match rank.and_then(|rank| record.child_birth(rank)) {
+        Some(birth) => Ok(birth.id()),
+        None if record.spec.array.is_some() => Err(ApiError::NoJob(format!("{index} in array {array}"))),
+        None => Err(ApiError::NoJob(format!("{text}: {array} is no array"))),
+    }
+}
+
+async fn resolve_one(api: &Api, text: &str) -> ApiResult<JobId> {
     let text = text.to_ascii_lowercase();
     if let Ok(id) = text.parse() {
         return Ok(id);

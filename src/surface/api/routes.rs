@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::Request;
-use axum::routing::{MethodRouter, delete, get, post};
+use axum::routing::{MethodRouter, delete, get, post, put};
 
-use super::{Api, ApiError, events, jobs, limits, local, logs, mesh, metrics, openapi, operator};
+use super::{Api, ApiError, events, jobs, limits, local, logs, mesh, metrics, openapi, operator, tenants};
 use crate::runtime::PeerHandle;
 
 /// One route: what the router does and what the OpenAPI document says.
@@ -26,6 +26,10 @@ const LIST: &[(&str, &str, &str)] = &[
     ("tenant", "string", "only of this tenant"),
     ("state", "string", "only in these states, with commas between"),
     ("prefix", "string", "only ids that start so"),
+    ("since", "string", "only those submitted at or after this: RFC 3339, or milliseconds since 1970"),
+    ("until", "string", "only those submitted before this"),
+    ("before", "string", "the next page: `next` of the last one"),
+    ("array", "string", "only jobs of this array; without it jobs of arrays are left out"),
     ("limit", "integer", "at most so many, newest first (1 to 10000, default 100)"),
 ];
 const LOGS: &[(&str, &str, &str)] = &[
@@ -70,6 +74,11 @@ pub(crate) const ROUTES: &[Route] = &[
     route!("GET" "/v1/peer" "The peer that answers" &[], JSON, get(mesh::peer)),
     route!("GET" "/v1/members" "The member list" &[], JSON, get(mesh::members)),
     route!("DELETE" "/v1/members/{name}" "Remove a member, for good" &[("force", "boolean", "also while it is alive and holds records")], JSON, delete(mesh::member_remove)),
+    route!("GET" "/v1/tenants" "Tenants that have limits, as this peer last saw them" &[], JSON, get(tenants::list)),
+    route!("GET" "/v1/tenants/{name}" "One tenant: limits, shares, and what each cluster says" &[], JSON, get(tenants::show)),
+    route!("PUT" "/v1/tenants/{name}" "Set a tenant's limits; what is not named stays, null lifts a limit" &[], JSON, put(tenants::set)),
+    route!("DELETE" "/v1/tenants/{name}" "End all limits of a tenant" &[], JSON, delete(tenants::remove)),
+    route!("POST" "/v1/tenants/{name}/reclaim" "An operator's word that a lost cluster runs nothing any more: its share is free" &[], JSON, post(tenants::reclaim)),
     route!("POST" "/v1/tokens" "A single-use join token" &[], JSON, post(mesh::token)),
     route!("POST" "/v1/drain" "Take no new attempts and hand back the running ones" CLUSTER, JSON, post(mesh::drain)),
     route!("POST" "/v1/undrain" "Take attempts again" CLUSTER, JSON, post(mesh::undrain)),
@@ -77,6 +86,7 @@ pub(crate) const ROUTES: &[Route] = &[
     route!("GET" "/v1/local/jobs" "Jobs whose records this very peer holds" LIST, JSON, get(local::jobs)),
     route!("GET" "/v1/local/jobs/{id}/why" "As this very peer explains it" &[], JSON, get(local::why)),
     route!("GET" "/v1/local/jobs/{id}/logs" "Logs of an attempt at this very cluster; epoch is needed" LOGS, "text/plain", get(logs::local_logs)),
+    route!("GET" "/v1/local/tenants" "What this very cluster holds and uses of each tenant's limits" &[], JSON, get(tenants::local)),
     route!("GET" "/v1/local/inspect" "This peer's insides" &[], JSON, get(local::inspect)),
     route!("GET" "/v1/openapi.json" "This API as an OpenAPI 3.1 document" &[], JSON, get(openapi::document)),
     route!("GET" "/metrics" "Metrics in Prometheus' text format" &[], "text/plain", get(metrics::metrics)),

@@ -95,6 +95,9 @@ pub enum Command {
     /// List or remove members
     #[command(subcommand)]
     Member(MemberCommand),
+    /// Limit what tenants may use over the whole mesh
+    #[command(subcommand)]
+    Tenant(super::tenants::TenantCommand),
     /// Take no new attempts, and hand back the running ones
     Drain(ClusterArg),
     /// Take attempts again
@@ -271,9 +274,21 @@ pub struct JobsArgs {
     /// Only in these states, with commas between
     #[arg(long)]
     pub states: Option<String>,
+    /// Only those submitted since then: a date (2026-06-01T12:00:00Z), or so long ago (2h)
+    #[arg(long, value_name = "WHEN")]
+    pub since: Option<String>,
+    /// Only those submitted before then
+    #[arg(long, value_name = "WHEN")]
+    pub until: Option<String>,
+    /// The next page: what the last one said
+    #[arg(long, value_name = "PLACE")]
+    pub before: Option<String>,
     /// At most so many, newest first
     #[arg(long, default_value_t = 100, value_name = "N")]
     pub limit: usize,
+    /// Only jobs of this array, by its id; without it jobs of arrays are left out
+    #[arg(long, value_name = "ID")]
+    pub array: Option<String>,
     /// Fail (7) unless every member answered
     #[arg(long)]
     pub complete: bool,
@@ -328,6 +343,9 @@ pub struct LogsArgs {
     /// Go on until the job has ended, over moves to other clusters
     #[arg(long, short)]
     pub follow: bool,
+    /// Of the job of this index, where ID is an array (the same as ID.INDEX)
+    #[arg(long, value_name = "INDEX")]
+    pub index: Option<u32>,
     /// Only of this node of the job
     #[arg(long)]
     pub rank: Option<u32>,

@@ -10,6 +10,7 @@ use super::args::{JobsArgs, WaitArgs};
 use super::output::{Table, brief, plain};
 use super::submit::code_of;
 use super::{Asking, CommandResult, Failure, Reply, exit};
+use crate::base::Bytes;
 use crate::model::{JobState, Outcome};
 use crate::surface::api::escape;
 use crate::surface::client::ClientFailure;
@@ -21,7 +22,16 @@ const POLL_SECS: u64 = 30;
 /// `starling jobs`
 pub async fn list(asking: &Asking, args: JobsArgs) -> CommandResult {
     let mut path = format!("/v1/jobs?limit={}", args.limit);
-    for (name, value) in [("tenant", &args.tenant), ("state", &args.states)] {
+    let (since, until) = (moment(&args.since), moment(&args.until));
+    let asked = [
+        ("tenant", &args.tenant),
+        ("state", &args.states),
+        ("since", &since),
+        ("until", &until),
+        ("before", &args.before),
+        ("array", &args.array),
+    ];
+    for (name, value) in asked {
         if let Some(value) = value {
             path.push_str(&format!("&{name}={}", escape(value)));
         }
@@ -44,7 +54,9 @@ pub async fn list(asking: &Asking, args: JobsArgs) -> CommandResult {
     }
     let mut text = if list.jobs.is_empty() { "no jobs\n".to_owned() } else { table.render() };
     if list.truncated {
-        text.push_str("there are more: raise --limit\n");
+        let next =
+            list.next.as_deref().map_or_else(String::new, |next| format!(", or --before {}", plain(next)));
+        text.push_str(&format!("there are more: raise --limit{next}\n"));
     }
     if !list.unanswered.is_empty() {
         let names: Vec<&str> = list.unanswered.iter().map(|n| n.as_str()).collect();
@@ -52,6 +64,13 @@ pub async fn list(asking: &Asking, args: JobsArgs) -> CommandResult {
     }
     let code = if args.complete && !list.unanswered.is_empty() { exit::PARTIAL } else { exit::OK };
     Ok(Reply::new(&list, text).with_code(code))
+}
+
+/// A length of time means so long ago; whether another text is a date, the peer says.
+fn moment(text: &Option<String>) -> Option<String> {
+    let text = text.as_ref()?;
+    let ago = text.parse::<crate::base::Span>().ok();
+    Some(ago.map_or_else(|| text.clone(), |ago| wall_now().0.saturating_sub(ago.as_millis()).to_string()))
 }
 
 fn last_cluster(job: &JobDocument) -> String {
@@ -79,6 +98,18 @@ fn job_text(asking: &Asking, job: &JobDocument) -> String {
         ("submitted", age(job.submitted_at_ms)),
         ("homes", homes.join(", ")),
     ];
+    rows.extend(job.array.as_ref().map(|a| {
+        let text = format!(
+            "{} jobs {}: {} under way, {} succeeded, {} failed, {} cancelled",
+            a.size, a.indices, a.under_way, a.succeeded, a.failed, a.cancelled
+        );
+        ("array", text)
+    }));
+    rows.extend(job.array_of.as_ref().map(|of| ("array", format!("job {} of {}", of.index, of.id.short()))));
+    rows.extend(job.after.iter().map(|a| {
+        let met = if a.met { "it did" } else { "not yet" };
+        ("after", format!("{} ends as {}: {met}", a.id.short(), a.on))
+    }));
     rows.extend(job.finished_at_ms.map(|at| ("finished", age(at))));
     rows.extend(job.cancelled_by.as_ref().map(|by| ("cancel", format!("asked by {}", plain(by)))));
     rows.extend(
@@ -215,21 +246,75 @@ pub fn why_text(asking: &Asking, why: &WhyDocument) -> String {
         text.push_str(&style.dim(&format!("driven by {owner}")));
         text.push('\n');
     }
-    let mut table = Table::new(style, &["CLUSTER", "NOW", "EVER", "SCORE", "QUEUE", "DATA AGE", "WHY"]);
-    let yes = |b: bool| if b { "yes".to_owned() } else { "no".to_owned() };
+    let head = &[
+        "CLUSTER", "FITS", "WAIT", "DATA", "IMAGE", "START", "USD", "KWH", "SCORE", "QUEUE", "HEARD", "WHY",
+    ];
+    let mut table = Table::new(style, head);
     let dash = || "-".to_owned();
     for c in &why.clusters {
-        let terms: Vec<String> = c.terms.iter().map(|(k, v)| format!("{} {v:.2}", plain(k))).collect();
+        let terms: Vec<String> = c
+            .terms
+            .iter()
+            .filter(|(_, v)| **v >= 0.005)
+            .map(|(k, v)| format!("{} {v:.2}", plain(k)))
+            .collect();
         let words = if c.reasons.is_empty() { terms.join(", ") } else { plain(&c.reasons.join("; ")) };
+        let e = c.estimate.as_ref();
+        let about = |ms: u64| if ms == 0 { "0".to_owned() } else { format!("~{}", brief(ms)) };
+        let moved = |bytes: u64, ms: u64| {
+            if bytes == 0 { "there".to_owned() } else { format!("{} ~{}", Bytes(bytes), brief(ms)) }
+        };
         table.row([
             c.cluster.to_string(),
-            yes(c.fits_now),
-            yes(c.fits_ever),
+            if c.fits_now {
+                "now"
+            } else if c.fits_ever {
+                "later"
+            } else {
+                "never"
+            }
+            .to_owned(),
+            e.map_or_else(dash, |e| about(e.wait_ms)),
+            e.map_or_else(dash, |e| moved(e.data_bytes, e.data_ms)),
+            e.map_or_else(dash, |e| moved(e.image_bytes, e.image_ms)),
+            e.map_or_else(dash, |e| about(e.start_ms)),
+            e.map_or_else(dash, |e| format!("{:.2}", e.usd)),
+            e.map_or_else(dash, |e| format!("{:.2}", e.kwh)),
             c.score.map_or_else(dash, |s| format!("{s:.2}")),
             c.queue_place.map_or_else(dash, |place| format!("{place} ahead")),
             c.report_age_ms.map_or_else(dash, brief),
             words,
         ]);
     }
-    text + &table.render()
+    text += &table.render();
+    for c in why.clusters.iter().filter(|c| !c.ahead.is_empty()) {
+        let line = |a: &AheadDocument| {
+            format!("{} (priority {}, {} GPUs, {})", a.job.short(), a.priority, a.gpus, brief(a.age_ms))
+        };
+        let ahead: Vec<String> = c.ahead.iter().map(line).collect();
+        text.push_str(&format!("ahead at {}: {}\n", c.cluster, ahead.join(", ")));
+    }
+    text + &groups_text(style, why.groups.as_ref())
+}
+
+/// Where a job's groups would go.
+fn groups_text(style: super::output::Style, groups: Option<&GroupsDocument>) -> String {
+    let Some(plan) = groups.filter(|g| g.why_not.is_none()) else { return String::new() };
+    let mut table = Table::new(style, &["GROUP", "CLUSTER"]);
+    for g in &plan.groups {
+        table.row([plain(&g.name), g.cluster.to_string()]);
+    }
+    let mut text = format!("\n{}", table.render());
+    for a in &plan.apart {
+        text.push_str(&format!(
+            "{} and {}: {}/s between clusters, {:.0} % of the link, {:.0} ms\n",
+            plain(&a.from),
+            plain(&a.to),
+            Bytes(a.rate),
+            a.link_share * 100.0,
+            a.rtt_ms
+        ));
+    }
+    text.push_str(if plan.exact { "no plan costs less\n" } else { "the best plan that was found\n" });
+    text
 }

@@ -34,7 +34,10 @@ fn path(args: &LogsArgs, epoch: Option<u64>, follow: bool) -> String {
 }
 
 /// `starling logs ID`
-pub async fn logs(asking: &Asking, args: LogsArgs) -> CommandResult {
+pub async fn logs(asking: &Asking, mut args: LogsArgs) -> CommandResult {
+    if let Some(index) = args.index.take() {
+        args.id = format!("{}.{index}", args.id);
+    }
     if asking.json {
         return logs_json(asking, &args).await;
     }

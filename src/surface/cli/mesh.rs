@@ -41,6 +41,11 @@ pub async fn clusters(asking: &Asking, args: ClustersArgs) -> CommandResult {
         ]);
     }
     let mut text = table.render();
+    for c in &list.clusters {
+        text.push_str(
+            &c.disk_note.as_ref().map_or_else(String::new, |n| format!("{}: {}\n", c.name, plain(n))),
+        );
+    }
     if list.isolated {
         text.push_str("this peer reaches no other: what is said of them is old\n");
     }
@@ -73,6 +78,7 @@ fn cluster_text(style: Style, c: &ClusterDocument) -> String {
         ("containers", c.container_runtime.as_deref().map_or_else(|| "no runtime".into(), plain)),
         ("heard", c.age_ms.map_or_else(|| "never".into(), |ms| format!("{} ago", brief(ms)))),
     ];
+    rows.extend(c.disk_note.as_ref().map(|note| ("disk", plain(note))));
     rows.extend(c.closed.as_ref().map(|why| ("closed", plain(why))));
     let mut text: String =
         rows.iter().map(|(k, v)| format!("{} {}\n", style.dim(&format!("{k:<11}")), v.trim_end())).collect();
@@ -145,7 +151,8 @@ fn branch(style: Style, node: &ViewNode, lead: &str, indent: &str, out: &mut Str
     let state = node.liveness.as_deref().map_or_else(String::new, |l| format!(" {}", style.state(l)));
     let name = if node.level == "cluster" { plain(&node.name) } else { style.bold(&plain(&node.name)) };
     let figures = format!("{}, {} run, {} wait", gpus_text(&node.gpus, false), node.running, node.queued);
-    out.push_str(&format!("{lead}{} {name}{state}  {figures}\n", style.dim(&node.level)));
+    let note = node.disk_note.as_ref().map_or_else(String::new, |note| format!("; {}", plain(note)));
+    out.push_str(&format!("{lead}{} {name}{state}  {figures}{note}\n", style.dim(&node.level)));
     let last = node.children.len().saturating_sub(1);
     for (i, child) in node.children.iter().enumerate() {
         let (fork, below) = if i == last { ("└─ ", "   ") } else { ("├─ ", "│  ") };
@@ -167,7 +174,10 @@ pub async fn peer(asking: &Asking) -> CommandResult {
         ("version", plain(&peer.version)),
         ("up for", brief(now.saturating_sub(peer.started_at_ms))),
         ("certificate", format!("ends in {}", brief(peer.certificate_until_ms.saturating_sub(now)))),
-        ("disk", format!("{} (start {})", plain(&peer.store), peer.boot)),
+        ("disk", {
+            let note = peer.disk_note.as_ref().map_or_else(String::new, |note| format!("; {}", plain(note)));
+            format!("{} (start {}){note}", plain(&peer.store), peer.boot)
+        }),
         (
             "state",
             if peer.draining {

@@ -10,6 +10,7 @@ mod output;
 mod sbatch;
 mod slurm;
 mod submit;
+mod tenants;
 
 #[cfg(test)]
 mod tests;
@@ -150,6 +151,7 @@ pub(crate) async fn perform(asking: &Asking, command: Command) -> CommandResult 
         Command::Events(args) => logs::events(asking, args).await,
         Command::Token(args) => mesh::token(asking, args).await,
         Command::Member(args) => mesh::member(asking, args).await,
+        Command::Tenant(args) => tenants::tenant(asking, args).await,
         Command::Drain(args) => mesh::drain(asking, args.cluster, true).await,
         Command::Undrain(args) => mesh::drain(asking, args.cluster, false).await,
         Command::Slurm(command) => slurm::perform(asking, command).await,

@@ -142,8 +142,15 @@ async fn send(asking: &Asking, document: Vec<u8>, after: After) -> CommandResult
     let id = taken.id.to_string();
     if after.follow && !asking.json {
         eprintln!("job {id}");
-        let args =
-            LogsArgs { id: id.clone(), follow: true, rank: None, stream: None, tail: None, epoch: None };
+        let args = LogsArgs {
+            id: id.clone(),
+            follow: true,
+            index: None,
+            rank: None,
+            stream: None,
+            tail: None,
+            epoch: None,
+        };
         logs::logs(asking, args).await?;
     } else if !after.wait && !after.follow {
         return Ok(Reply::new(&taken, text(asking, &taken)));

@@ -129,7 +129,7 @@ async fn a_job_from_submit_to_its_end() {
     let id = taken.document["id"].as_str().expect("an id").to_owned();
     let short = &id[..8];
     assert!(peer.does(&["queue"]).await.expect("jobs").text.contains(short));
-    assert!(peer.does(&["why", short]).await.expect("why").text.contains("0 of 8 GPUs are free"));
+    assert!(peer.does(&["why", short]).await.expect("why").text.contains("0 of 8 GPUs wanted"));
     let waited = peer.does(&["wait", short, "--timeout", "20ms"]).await.expect("in time");
     assert_eq!(waited.code, exit::UNKNOWN);
     let job = id.parse().expect("an id");

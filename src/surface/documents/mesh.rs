@@ -66,6 +66,9 @@ pub struct ClusterDocument {
     pub gpu_use: Option<f64>,
     /// The peer says that it reaches nobody.
     pub isolated: bool,
+    /// What people should know of its disk: it was put aside as an older copy of itself, and begun anew.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_note: Option<String>,
     /// Version of its binary.
     pub version: Option<String>,
     /// How long ago anything of it was last heard; none where nothing ever was.
@@ -104,6 +107,7 @@ impl ClusterDocument {
             cpu_use: health.map(|h| f64::from(h.cpu_milli) / 1e3),
             gpu_use: health.and_then(|h| h.gpu_milli).map(|g| f64::from(g) / 1e3),
             isolated: health.is_some_and(|h| h.isolated),
+            disk_note: health.and_then(|h| h.disk_note.clone()),
             version: report.and_then(|r| r.build.as_ref()).map(|b| b.version.clone()),
             age_ms,
             nodes: capacity.map(|c| c.nodes.clone()).unwrap_or_default(),
@@ -174,6 +178,9 @@ pub struct ViewNode {
     /// For a cluster: how alive it looks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub liveness: Option<String>,
+    /// For a cluster: what people should know of its disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_note: Option<String>,
     /// What is below.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub children: Vec<ViewNode>,
@@ -237,6 +244,9 @@ pub struct PeerDocument {
     pub draining: bool,
     /// Reaches no other member.
     pub isolated: bool,
+    /// What people should know of its disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_note: Option<String>,
     /// Members by liveness.
     pub members: BTreeMap<String, u64>,
 }

@@ -63,6 +63,8 @@ impl Yard {
             checkpoint: Some(CheckpointSpec { path: text(&self.checkpoints.join(name)), every: None }),
             retries: RETRIES,
             on_lost_contact: OnLostContact { grace: Some(self.grace), then: Then::Restart },
+            array: None,
+            after: Vec::new(),
             placement: PlacementSpec {
                 policy: Policy::Spread,
                 clusters: clusters.to_vec(),
