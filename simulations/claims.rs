@@ -107,26 +107,7 @@ impl Net {
         };
         for (i, (peer, usd)) in peers.iter().enumerate() {
             let store = StoreId([i as u8 + 1; 16]);
-            let cfg = CoreConfig {
-                name: name(peer),
-                store,
-                boot: 1,
-                replicas: 3,
-                renew_every: RENEW,
-                rho_milli: 10,
-                margin: MARGIN,
-                grant_for: Span::secs(4),
-                claims_max: 3,
-                jobs_max: 10_000,
-                rehome_after: Span::secs(600),
-                retain: Span::secs(86_400),
-                retain_jobs: 10_000,
-                nodes: nodes(),
-                runs_images: false,
-                policies: Default::default(),
-                seed: i as u64 + 1,
-                ..config()
-            };
+            let cfg = CoreConfig { name: name(peer), store, seed: i as u64 + 1, ..config() };
             let capacity = CapacityReport {
                 backend: "fake".into(),
                 region: format!("r-{peer}"),

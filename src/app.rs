@@ -12,6 +12,7 @@ pub use node::Node;
 pub use open::{OpenError, Opened, Wish};
 pub use settings::{OnShutdown, Settings};
 
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -32,6 +33,7 @@ use crate::model::config::BackendKind;
 use crate::model::gpu;
 use crate::model::report::{BuildReport, CapacityReport, Inventory, Liveness};
 use crate::runtime::driver::{self, DriverParts};
+use crate::runtime::eventlog::EventLog;
 use crate::runtime::gossip::Facet;
 use crate::runtime::gossip::GossipConfig;
 use crate::runtime::handle::PeerHandle;
@@ -39,7 +41,7 @@ use crate::runtime::mesh::{Mesh, MeshConfig, MeshParts};
 use crate::runtime::store::StoreError;
 use crate::runtime::tokens::{IssuerParts, TokenBook, TokenIssuer};
 use crate::surface::serve::{self, ApiListeners};
-use crate::transport::Net;
+use crate::transport::{Net, NetError};
 use datasets::measure;
 
 /// Why a peer did not start or did not go on. What is on disk is as it was last synced.
@@ -50,7 +52,7 @@ pub enum UpError {
     Open(#[from] OpenError),
     /// The network.
     #[error("{0}")]
-    Net(#[from] crate::transport::NetError),
+    Net(#[from] NetError),
     /// The backend.
     #[error("backend {0}: {1}")]
     Backend(&'static str, anyhow::Error),
@@ -60,6 +62,9 @@ pub enum UpError {
     /// A listening socket of the API.
     #[error("cannot serve the API at {0}: {1}")]
     Api(String, std::io::Error),
+    /// The event log.
+    #[error("cannot write the event log in {0}: {1}")]
+    Log(String, std::io::Error),
     /// The store is an older copy of itself: begin a new one with [`begin_new_disk`].
     #[error("{0}")]
     RolledBack(String),
@@ -103,8 +108,16 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
     let name = identity.name().clone();
     let clocks: Arc<dyn Fn() -> Now + Send + Sync> = Arc::new(now);
 
-    let (net, incoming) =
-        Net::bind(settings.net(&opened), identity.clone(), opened.roster.clone(), opened.roster.clone())?;
+    let bind = |config| Net::bind(config, identity.clone(), opened.roster.clone(), opened.roster.clone());
+    let mut net_config = settings.net(&opened);
+    let (net, incoming) = match bind(net_config.clone()) {
+        // The free port that was picked before the join has been taken since: any other, which is announced below.
+        Err(NetError::Bind(_, e)) if settings.listen.port() == 0 && e.kind() == ErrorKind::AddrInUse => {
+            net_config.listen.set_port(0);
+            bind(net_config)?
+        }
+        bound => bound?,
+    };
     let quic = net.local_addr();
     open::announce(&settings, &opened, quic).await?;
 
@@ -205,6 +218,8 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
     let events_on = tasks::BackendEvents { core: core.clone(), mesh: mesh.clone(), capacity };
     tracker.spawn(events_on.run(backend_events, cancel.clone()));
 
+    let log = EventLog::open(&settings.state)
+        .map_err(|e| UpError::Log(settings.state.join("events").display().to_string(), e))?;
     let api_listener = match settings.api {
         None => None,
         Some(address) => {
@@ -221,11 +236,16 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
         issuer,
         backend: backend.clone(),
         store: store.clone(),
+        log: log.clone(),
         api,
         started_at: clock::wall(),
         grace: settings.grace,
     }));
-    let router = crate::surface::api::router(node.clone());
+    tracker.spawn(tasks::peers(core.clone(), mesh.view(), cancel.clone()));
+    tracker.spawn(tasks::journal(core.clone(), log, cancel.clone()));
+    let memory = Arc::new(crate::surface::web::Memory::default());
+    tracker.spawn(crate::surface::web::watch(node.clone(), memory.clone(), cancel.clone()));
+    let router = crate::surface::api::router_with(node.clone(), memory);
     tracker.spawn(tasks::incoming(core.clone(), mesh.clone(), router.clone(), incoming, cancel.clone()));
     let health = tasks::Health {
         core,

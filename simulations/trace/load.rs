@@ -227,6 +227,16 @@ pub enum Limits {
     Classes,
 }
 
+/// How the offered load is brought to what is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Scale {
+    /// Every cluster has fewer (or more) nodes: jobs come when they came and run as long as they ran.
+    #[default]
+    Nodes,
+    /// Jobs come closer together (or further apart).
+    Arrivals,
+}
+
 const CLASSES_H: [u64; 8] = [1, 4, 12, 24, 72, 168, 720, 2_400];
 
 impl Trace {
@@ -310,22 +320,52 @@ impl Trace {
         Ok(())
     }
 
-    /// Puts the arrivals closer together (or apart) until the offered load is this; what a job needs and how long
-    /// it runs stay as they are.
-    pub fn scale(&mut self, load: f64) -> Result<(), String> {
-        self.jobs.sort_by_key(|j| j.at);
-        let (Some(first), Some(last)) = (self.jobs.first(), self.jobs.last()) else {
-            return Err("no jobs".into());
-        };
-        let (first, window) = (first.at, last.at.since(first.at).as_secs_f64().max(1.0));
+    /// Offered GPU time per GPU time there.
+    fn load(&self) -> f64 {
+        let (Some(first), Some(last)) = (self.jobs.first(), self.jobs.last()) else { return 0.0 };
+        let window = last.at.since(first.at).as_secs_f64().max(1.0);
         let gpus: u64 = self.sites.iter().map(Site::gpus_total).sum();
-        let work: f64 = self.jobs.iter().map(Job::work).sum();
-        self.load_found = work / (gpus as f64 * window);
-        let factor = self.load_found / load;
+        self.jobs.iter().map(Job::work).sum::<f64>() / (gpus as f64 * window)
+    }
+
+    /// Brings the offered load to this. What a job needs and how long it runs stay as they are.
+    pub fn scale(&mut self, load: f64, by: Scale) -> Result<(), String> {
+        self.jobs.sort_by_key(|j| j.at);
+        self.load_found = self.load();
+        if by == Scale::Nodes {
+            self.fewer_nodes(self.load_found / load);
+            let sites = self.sites.clone();
+            let before = self.jobs.len();
+            self.jobs.retain(|job| sites.iter().any(|site| site.fits(job)));
+            if self.jobs.len() < before {
+                *self.left_out.entry("larger than any cluster that is left").or_default() +=
+                    before - self.jobs.len();
+            }
+        }
+        let Some(first) = self.jobs.first().map(|j| j.at) else { return Err("no jobs".into()) };
+        // By nodes only what whole nodes leave over; else all of it.
+        let factor = self.load() / load;
         for job in &mut self.jobs {
             let after = (job.at.since(first).0 as f64 * factor) as u64;
             job.at = Instant(0) + SETTLED + Span(after);
         }
         Ok(())
+    }
+
+    /// So many times the nodes, each cluster its share, and at least one.
+    fn fewer_nodes(&mut self, times: f64) {
+        let share = |n: u32| f64::from(n) * times;
+        let total: u32 = self.sites.iter().map(|s| s.nodes).sum();
+        let wanted = (share(total).round() as u32).max(self.sites.len() as u32);
+        let shares: Vec<f64> = self.sites.iter().map(|s| share(s.nodes)).collect();
+        let mut nodes: Vec<u32> = shares.iter().map(|s| (s.floor() as u32).max(1)).collect();
+        while nodes.iter().sum::<u32>() < wanted {
+            let lack = |i: &usize| shares[*i] - f64::from(nodes[*i]);
+            let Some(i) = (0..nodes.len()).max_by(|a, b| lack(a).total_cmp(&lack(b))) else { break };
+            nodes[i] += 1;
+        }
+        for (site, n) in self.sites.iter_mut().zip(nodes) {
+            site.nodes = n;
+        }
     }
 }

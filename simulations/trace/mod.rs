@@ -24,7 +24,8 @@ use result::{Row, words};
 use rivals::Rival;
 
 pub const USAGE: &str =
-    "simulate trace [--jobs FILE --nodes FILE] [--months 10,11|all] [--rtt FILE] [--load 0.9] [--clusters N]
+    "simulate trace [--jobs FILE --nodes FILE] [--months 10,11|all] [--rtt FILE] [--load 0.9] [--scale nodes|arrivals]
+               [--clusters N]
                [--limit N] [--limits none|classes] [--only NAME,NAME] [--seed S] [--seeds N] [--replicas 1|3|5] [--claims N]
                [--svg FILE] [--trace] [--json]";
 
@@ -63,6 +64,7 @@ struct Ask {
     trace: bool,
     json: bool,
     limits: load::Limits,
+    scale: load::Scale,
 }
 
 fn read(args: &[String]) -> Result<Ask, String> {
@@ -83,6 +85,7 @@ fn read(args: &[String]) -> Result<Ask, String> {
         trace: false,
         json: false,
         limits: load::Limits::None,
+        scale: load::Scale::Nodes,
     };
     let mut args = args.iter();
     while let Some(name) = args.next() {
@@ -109,6 +112,13 @@ fn read(args: &[String]) -> Result<Ask, String> {
             "--load" => {
                 let load = text.parse::<f64>().ok().filter(|l| *l >= 0.01 && *l <= 2.0);
                 ask.load = load.ok_or("--load is 0.01 to 2")?;
+            }
+            "--scale" => {
+                ask.scale = match text.as_str() {
+                    "nodes" => load::Scale::Nodes,
+                    "arrivals" => load::Scale::Arrivals,
+                    _ => return Err("--scale is nodes or arrivals".into()),
+                }
             }
             "--limits" => {
                 ask.limits = match text.as_str() {
@@ -156,7 +166,7 @@ fn trace_for(ask: &Ask, seed: u64) -> Result<Trace, String> {
         trace.cut(clusters)?;
     }
     trace.state_limits(ask.limits);
-    trace.scale(ask.load)?;
+    trace.scale(ask.load, ask.scale)?;
     Ok(trace)
 }
 
@@ -223,7 +233,7 @@ fn about(trace: &Trace, load: f64) -> String {
     let gpus: u64 = trace.sites.iter().map(load::Site::gpus_total).sum();
     let last = trace.jobs.last().map_or(0.0, |j| j.at.0 as f64 / 1e6);
     let mut text = format!(
-        "{} jobs over {} clusters with {gpus} GPUs; their load was {:.3}, arrivals are put closer together until it is {load} ({} in all)",
+        "{} jobs over {} clusters with {gpus} GPUs; their load was {:.3} and is brought to {load}; the last arrives after {}",
         trace.jobs.len(),
         trace.sites.len(),
         trace.load_found,

@@ -232,7 +232,7 @@ impl Sim<'_> {
             view.members
                 .insert(shapes::name(i), shapes::member(i, site, Some(queue.clone()), None, self.now));
         }
-        let spec = shapes::spec(&wanted, String::new());
+        let spec = shapes::spec(&wanted, "early".into());
         let sent = &mut self.sent[wanted.home];
         let rows = placement::candidates(&spec, &view, sent, self.now);
         let best = rows.iter().find(|row| row.fits_ever).map(|row| row.cluster.clone());

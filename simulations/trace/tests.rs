@@ -1,6 +1,6 @@
 //! A small trace, generated: what must hold for the large ones, in seconds.
 
-use super::load::{Site, gang, generate, read};
+use super::load::{Scale, Site, gang, generate, read};
 use super::mesh::Setting;
 use super::rivals::Rival;
 use super::{Net, one};
@@ -15,7 +15,7 @@ fn setting(seed: u64) -> Setting {
 #[test]
 fn a_small_trace_is_placed_as_well_as_from_a_centre() {
     let mut trace = generate(3, 500, &[4, 3, 2, 2, 1, 1]);
-    trace.scale(0.85).expect("jobs");
+    trace.scale(0.85, Scale::Arrivals).expect("jobs");
     let net = Net::new(RttMatrix::generated(&mut Rng::new(3), 6), 6);
     let row = |who| one(&trace, &net, who, setting(3)).expect("all jobs end");
     let (central, isolated, starling) = (row(Some(Rival::Central)), row(Some(Rival::Isolated)), row(None));
@@ -58,7 +58,7 @@ fn tables_are_read_by_the_names_of_their_columns() {
     assert_eq!(trace.sites[1], Site { name: "b".into(), nodes: 1, gpus: 8 });
     assert_eq!(trace.jobs.len(), 2);
     assert_eq!(trace.left_out.values().sum::<usize>(), 4, "{:?}", trace.left_out);
-    trace.scale(0.5).expect("jobs");
+    trace.scale(0.5, Scale::Arrivals).expect("jobs");
     assert_eq!((trace.jobs[0].home, trace.jobs[0].runs), (0, Span::secs(30)));
     // (30 + 121) GPU seconds over 16 GPUs and 10 s.
     assert!((trace.load_found - 151.0 / 160.0).abs() < 1e-9);
@@ -80,5 +80,15 @@ fn clusters_are_cut_into_whole_nodes_and_every_job_still_fits() {
     assert_eq!(trace.jobs.len(), 300);
     assert!(trace.jobs.iter().all(|j| trace.sites[j.home].fits(j)));
     assert!(trace.cut(29).is_err());
+    // Fewer nodes instead: the load comes out as asked, and every cluster keeps one.
+    let mut fewer = generate(1, 300, &[16, 8, 3, 1]);
+    fewer.scale(0.9, Scale::Arrivals).expect("jobs");
+    let before = fewer.sites.iter().map(|s| s.nodes).sum::<u32>();
+    let came = fewer.jobs.last().expect("jobs").at;
+    fewer.scale(1.8, Scale::Nodes).expect("jobs");
+    let after = fewer.sites.iter().map(|s| s.nodes).sum::<u32>();
+    assert!(after * 2 == before && fewer.sites.iter().all(|s| s.nodes >= 1), "{after} of {before}");
+    let apart = fewer.jobs.last().expect("jobs").at.0 as f64 / came.0 as f64;
+    assert!((0.97..1.03).contains(&apart), "they come when they came: {apart}");
     assert_eq!((gang(1), gang(8), gang(12), gang(32)), ((1, 1), (1, 8), (2, 6), (4, 8)));
 }

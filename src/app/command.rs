@@ -91,6 +91,10 @@ async fn once(
         socket.display(),
         running.api.map(|a| format!(", {a}")).unwrap_or_default()
     );
+    if let Some(address) = running.api {
+        let scheme = if address.ip().is_loopback() { "http" } else { "https" };
+        eprintln!("  page     {scheme}://{address}/   (`starling page` prints it with its token)");
+    }
     eprintln!("  next     starling clusters   |   starling token create   |   starling submit FILE");
     let core = running.node.core().clone();
     running.run(stop(core)).await

@@ -16,6 +16,7 @@ use crate::core::{ClientRequest, ClientResponse, Input};
 use crate::model::report::View;
 use crate::model::spec_input::SpecDefaults;
 use crate::runtime::driver::CoreHandle;
+use crate::runtime::eventlog::EventLog;
 use crate::runtime::handle::{CallError, MemberInfo, PeerHandle, ProxyRequest, ProxyResponse, SelfInfo};
 use crate::runtime::members::Members;
 use crate::runtime::mesh::Mesh;
@@ -44,6 +45,7 @@ pub(super) struct NodeParts {
     pub issuer: Arc<TokenIssuer>,
     pub backend: Arc<dyn Backend>,
     pub store: Store,
+    pub log: EventLog,
     pub api: Option<SocketAddr>,
     pub started_at: WallTime,
     pub grace: Span,
@@ -194,6 +196,14 @@ impl PeerHandle for Node {
 
     fn events(&self) -> broadcast::Receiver<Event> {
         self.parts.core.events()
+    }
+
+    fn journal(&self) -> broadcast::Receiver<Event> {
+        self.parts.core.journal()
+    }
+
+    fn log(&self) -> Option<EventLog> {
+        Some(self.parts.log.clone())
     }
 
     fn metrics(&self) -> String {

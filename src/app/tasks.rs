@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use axum::Router;
 use futures::StreamExt;
 use tokio::io::AsyncWriteExt;
+use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -12,10 +13,11 @@ use tokio_util::task::TaskTracker;
 use super::node::{PROXY_HEAD_BYTES_MAX, ProxyHead};
 use crate::backends::Backend;
 use crate::base::{Bytes, Instant, PeerName, Span};
-use crate::core::api::Flash;
+use crate::core::api::{Event, Flash};
 use crate::core::{BackendEvent, Input, Message};
 use crate::model::report::{CapacityReport, ContactReport, HealthReport, QueueReport, View};
 use crate::runtime::driver::{BackendWork, CoreHandle, Outlet};
+use crate::runtime::eventlog::EventLog;
 use crate::runtime::gossip::Facet;
 use crate::runtime::handle::ProxyRequest;
 use crate::runtime::mesh::Mesh;
@@ -123,6 +125,61 @@ pub async fn views(core: CoreHandle, mut view: watch::Receiver<Arc<View>>, cance
             () = cancel.cancelled() => return,
             changed = view.changed() => if changed.is_err() { return },
         }
+    }
+}
+
+/// Writes the core's events down.
+pub async fn journal(core: CoreHandle, log: EventLog, cancel: CancellationToken) {
+    let mut events = core.journal();
+    loop {
+        let event = tokio::select! { biased;
+            () = cancel.cancelled() => return,
+            event = events.recv() => event,
+        };
+        let at = super::now().wall;
+        match event {
+            Ok(event) => log.event(event, at),
+            Err(RecvError::Lagged(missed)) => {
+                log.event(Event::new("log.gap", None, format!("{missed} events came too fast")), at);
+            }
+            Err(RecvError::Closed) => return,
+        }
+    }
+}
+
+/// Tells when another peer is no longer heard, or heard again, or drains: as seen from here.
+pub async fn peers(core: CoreHandle, mut view: watch::Receiver<Arc<View>>, cancel: CancellationToken) {
+    let mut before = view.borrow_and_update().clone();
+    loop {
+        tokio::select! { biased;
+            () = cancel.cancelled() => return,
+            changed = view.changed() => if changed.is_err() { return },
+        }
+        let now = view.borrow_and_update().clone();
+        for (name, member) in &now.members {
+            let Some(old) = before.members.get(name) else {
+                core.note(Event::new("peer.joined", None, format!("{name} is a member now")));
+                continue;
+            };
+            if old.liveness != member.liveness {
+                let word = member.liveness.as_str();
+                core.note(Event::new(
+                    &format!("peer.{word}"),
+                    None,
+                    format!("{name} is {word}, seen from here"),
+                ));
+            }
+            if old.draining != member.draining {
+                let text = if member.draining { "drains" } else { "takes attempts again" };
+                core.note(Event::new("peer.draining", None, format!("{name} {text}")));
+            }
+        }
+        if now.isolated != before.isolated {
+            let text =
+                if now.isolated { "this peer reaches no other" } else { "this peer reaches others again" };
+            core.note(Event::new("peer.isolated", None, text));
+        }
+        before = now;
     }
 }
 

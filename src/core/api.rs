@@ -279,8 +279,21 @@ pub struct Event {
     pub kind: String,
     /// The job, where it is about one.
     pub job: Option<JobId>,
+    /// Its tenant and its trace, where this peer holds its record.
+    pub tenant: Option<String>,
+    /// See above.
+    pub trace: Option<crate::base::TraceId>,
+    /// How long what it ends had taken, where that is known: the wait for a placement, the start of a program.
+    pub took: Option<Span>,
     /// One sentence.
     pub text: String,
+}
+
+impl Event {
+    /// One that is about no job that is known here.
+    pub fn new(kind: &str, job: Option<JobId>, text: impl Into<String>) -> Self {
+        Self { kind: kind.into(), job, tenant: None, trace: None, took: None, text: text.into() }
+    }
 }
 
 /// Names one attempt everywhere: in the store, the backend, the file system.

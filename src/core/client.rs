@@ -470,6 +470,15 @@ fn summarize(clusters: &[Candidate]) -> String {
             first.cluster,
             first.words()
         ),
-        (Some(first), n, _) => format!("{n} clusters could start it now, best is {}", first.cluster),
+        (Some(first), n, _) if first.fits_now => {
+            format!("{n} clusters could start it now, best is {}", first.cluster)
+        }
+        (Some(first), n, _) => {
+            let wait = first.estimate.as_ref().map_or(Span::ZERO, |e| e.start);
+            format!(
+                "best is {}, in about {wait}; {n} clusters could start it now and are worse by its policy",
+                first.cluster
+            )
+        }
     }
 }

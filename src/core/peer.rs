@@ -323,7 +323,22 @@ impl Peer {
         *self.counters.entry(counter).or_default() += 1;
     }
     pub(super) fn event(&mut self, kind: &str, job: Option<JobId>, text: String) {
-        self.out.push(Output::Event(Event { kind: kind.into(), job, text }));
+        let record = job.and_then(|job| self.acceptor.job(&job));
+        let (tenant, trace) = record.map(|r| (r.spec.tenant.clone(), r.trace)).unzip();
+        let took = match (kind, record) {
+            ("job.placed", Some(record)) => {
+                // Of a job that ran before: since that ended.
+                let from =
+                    record.attempts.iter().rev().find_map(|a| a.ended_at).unwrap_or(record.submitted_at);
+                Some(Span::millis(self.now.wall.0.saturating_sub(from.0)))
+            }
+            ("attempt.started", _) => {
+                let attempts = self.exec.attempts_view(self.now.mono);
+                attempts.iter().find(|a| Some(a.job) == job).map(|a| a.age)
+            }
+            _ => None,
+        };
+        self.out.push(Output::Event(Event { tenant, trace, took, ..Event::new(kind, job, text) }));
     }
     pub(super) fn timer_in(&mut self, span: Span, timer: Timer) {
         self.timers.insert((self.now.mono + span, timer));

@@ -27,7 +27,7 @@ use crate::model::policy::Term;
 use crate::model::report::View;
 use crate::model::spec::JobSpec;
 
-/// All clusters for one job, best first, by the default weights: those that fit now, then those that may, then the rest.
+/// All clusters for one job, best first, by the default weights: those that could ever run it, then the rest.
 /// `assigned` is what was given out there and the report does not show yet, in GPUs.
 pub fn candidates(
     spec: &JobSpec,

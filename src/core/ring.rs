@@ -37,6 +37,32 @@ impl Ring {
         }
     }
 
+    /// The circle as parts from 0 to 1, each with the member whose point ends it: the first that is proposed there.
+    pub fn arcs(&self) -> Vec<(f64, f64, &PeerName)> {
+        let place = |point: u64| point as f64 / u64::MAX as f64;
+        let Some((first, owner)) = self.points.first_key_value() else { return Vec::new() };
+        let mut from = 0.0;
+        let mut arcs = Vec::with_capacity(self.points.len() + 1);
+        for (point, member) in &self.points {
+            arcs.push((from, place(*point), member));
+            from = place(*point);
+        }
+        // Behind the last point the circle begins again.
+        if place(*first) < 1.0 {
+            arcs.push((from, 1.0, owner));
+        }
+        arcs
+    }
+
+    /// How much of the circle each member is first for; they sum up to 1.
+    pub fn shares(&self) -> BTreeMap<PeerName, f64> {
+        let mut shares = BTreeMap::new();
+        for (from, to, member) in self.arcs() {
+            *shares.entry(member.clone()).or_default() += to - from;
+        }
+        shares
+    }
+
     /// All members in the order in which the ring proposes them for a key.
     pub fn order(&self, key: u64) -> Vec<PeerName> {
         let mut seen = BTreeSet::new();

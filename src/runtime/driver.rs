@@ -56,6 +56,7 @@ pub struct CoreHandle {
     waiting: Arc<DashMap<u64, oneshot::Sender<ClientResponse>>>,
     tokens: Arc<AtomicU64>,
     events: broadcast::Sender<Event>,
+    journal: broadcast::Sender<Event>,
     name: PeerName,
 }
 
@@ -84,6 +85,19 @@ impl CoreHandle {
     /// Events from now on.
     pub fn events(&self) -> broadcast::Receiver<Event> {
         self.events.subscribe()
+    }
+
+    /// The core's own events from now on, without the notes of parts beside it, which are made only while somebody
+    /// watches: what listens for good listens here.
+    pub fn journal(&self) -> broadcast::Receiver<Event> {
+        self.journal.subscribe()
+    }
+
+    /// An event of a part beside the core that is worth keeping.
+    pub fn note(&self, event: Event) {
+        // Nobody may be subscribed.
+        let _ = self.journal.send(event.clone());
+        let _ = self.events.send(event);
     }
 
     /// Where events are sent, for parts beside the core that have some.
@@ -129,6 +143,7 @@ pub fn start(
         waiting: Arc::default(),
         tokens: Arc::new(AtomicU64::new(1)),
         events: broadcast::channel(1024).0,
+        journal: broadcast::channel(4096).0,
         name: parts.name.clone(),
     };
     let (peer, first) = parts.core;
@@ -307,7 +322,6 @@ impl Driver {
 
     fn event(&self, event: Event) {
         tracing::info!(kind = %event.kind, job = ?event.job, "{}", event.text);
-        // Nobody may be subscribed.
-        let _ = self.handle.events.send(event);
+        self.handle.note(event);
     }
 }

@@ -10,6 +10,7 @@ use futures::Stream;
 use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast;
 
+use super::eventlog::EventLog;
 use crate::base::{PeerName, Span, StoreId, WallTime};
 use crate::core::api::{AttemptKey, Event};
 use crate::core::{ClientRequest, ClientResponse};
@@ -128,6 +129,14 @@ pub trait PeerHandle: Send + Sync + 'static {
     fn logs(&self, key: AttemptKey) -> Option<Vec<PathBuf>>;
     /// Events as they come.
     fn events(&self) -> broadcast::Receiver<Event>;
+    /// The core's own events as they come, without notes that are made only for watchers.
+    fn journal(&self) -> broadcast::Receiver<Event> {
+        self.events()
+    }
+    /// What is written down here: events and audit; none where nothing is.
+    fn log(&self) -> Option<EventLog> {
+        None
+    }
     /// Counters and gauges that the core does not know, in Prometheus' text format.
     fn metrics(&self) -> String;
 }

@@ -1,6 +1,7 @@
 //! Drives the core: clock, store, gossip, dispatch, tasks.
 
 pub mod driver;
+pub mod eventlog;
 pub mod gossip;
 pub mod handle;
 pub mod liveness;

@@ -264,6 +264,15 @@ impl Client {
         self.json(Method::GET, path, None, &[], ANSWER_WITHIN).await
     }
 
+    /// `GET` of a text.
+    pub async fn text(&self, path: &str) -> Result<String, ClientFailure> {
+        let mut answer = self.open(Method::GET, path, None, &[], ANSWER_WITHIN).await?;
+        let bytes = tokio::time::timeout(ANSWER_WITHIN, answer.all())
+            .await
+            .map_err(|e| ClientFailure::Broken(self.target.clone(), e.to_string()))??;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
     /// `POST` or `DELETE` for a document.
     pub async fn send<T: DeserializeOwned>(
         &self,

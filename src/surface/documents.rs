@@ -499,6 +499,44 @@ pub struct EventDocument {
     pub at_ms: u64,
 }
 
+/// An event as some peer wrote it down.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HistoryEntry {
+    /// Who wrote it down.
+    pub peer: PeerName,
+    /// What.
+    #[serde(flatten)]
+    pub entry: crate::runtime::eventlog::Entry,
+}
+
+/// What happened, newest first.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct HistoryList {
+    /// The events.
+    pub events: Vec<HistoryEntry>,
+    /// Peers whose part is missing, since they did not answer.
+    pub unanswered: Vec<PeerName>,
+}
+
+/// Who changed what through one peer, newest first.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AuditList {
+    /// Which peer.
+    pub peer: PeerName,
+    /// The entries.
+    pub entries: Vec<crate::runtime::eventlog::AuditEntry>,
+}
+
+/// What a check of a peer's audit found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AuditVerdict {
+    /// Which peer.
+    pub peer: PeerName,
+    /// The finding.
+    #[serde(flatten)]
+    pub verdict: crate::runtime::eventlog::Verdict,
+}
+
 /// A peer's insides.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InspectDocument {

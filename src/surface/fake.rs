@@ -83,7 +83,7 @@ impl Fake {
         next.version += u64::from(next.version == state.records[&id].version);
         state.records.insert(id, next);
         drop(state);
-        let _ = self.events.send(Event { kind: "job.changed".into(), job: Some(id), text: "changed".into() });
+        let _ = self.events.send(Event::new("job.changed", Some(id), "changed"));
     }
 
     pub fn place(&self, id: JobId, cluster: &str) {

@@ -8,6 +8,7 @@ pub mod fleet;
 pub mod ledger;
 pub mod seams;
 pub mod serve;
+pub mod web;
 pub mod work;
 
 #[cfg(test)]

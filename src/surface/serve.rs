@@ -22,6 +22,7 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
 
 use super::api::{ApiError, Caller};
+use super::web;
 use crate::base::PeerName;
 
 /// Connections at once over all listeners.
@@ -215,7 +216,7 @@ impl Server {
             let uid = stream.peer_cred().ok().map(|cred| cred.uid());
             let server = self.clone();
             self.tasks.spawn(async move {
-                server.connection(stream, Gate::Open(Caller::Local(uid))).await;
+                server.connection(stream, Gate::Open(Caller::Local(uid)), true).await;
                 drop(seat);
             });
         }
@@ -227,7 +228,7 @@ impl Server {
             let _ = stream.set_nodelay(true);
             self.tasks.spawn(async move {
                 match tls {
-                    None => server.connection(stream, Gate::Needs(token)).await,
+                    None => server.connection(stream, Gate::Needs(token), true).await,
                     Some(config) => {
                         let acceptor = tokio_rustls::TlsAcceptor::from(config);
                         let handshake = tokio::time::timeout(HEAD_WITHIN, acceptor.accept(stream));
@@ -237,7 +238,7 @@ impl Server {
                         };
                         if let Ok(Ok(stream)) = done {
                             let gate = gate_of(stream.get_ref().1, token);
-                            server.connection(stream, gate).await;
+                            server.connection(stream, gate, false).await;
                         }
                     }
                 }
@@ -246,16 +247,27 @@ impl Server {
         }
     }
 
-    async fn connection<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(self, stream: S, gate: Gate) {
+    async fn connection<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+        self,
+        stream: S,
+        gate: Gate,
+        plain: bool,
+    ) {
         let router = self.router;
         let service = hyper::service::service_fn(move |request: Request<hyper::body::Incoming>| {
             let (router, gate) = (router.clone(), gate.clone());
             async move {
+                if let Some(why) = web::guard::refusal(request.headers(), plain) {
+                    return Ok(ApiError::Forbidden(why.into()).into_response());
+                }
                 let caller = match gate {
                     Gate::Open(caller) => caller,
                     Gate::Needs(token) if token.in_head(request.headers()) => Caller::Token,
                     Gate::Needs(_) if request.uri().path() == "/healthz" => Caller::Token,
-                    Gate::Needs(_) => return Ok(ApiError::Unauthorized.into_response()),
+                    Gate::Needs(_) => {
+                        let shown = web::before_token(&request);
+                        return Ok(shown.unwrap_or_else(|| ApiError::Unauthorized.into_response()));
+                    }
                 };
                 let mut request = request.map(Body::new);
                 request.extensions_mut().insert(caller);

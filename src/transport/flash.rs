@@ -150,7 +150,7 @@ fn detour(shared: &Arc<Shared>, frame: &FlashFrame, mut to: Vec<PeerName>) {
     for (link, to) in asked.into_values() {
         shared.counters.flash_detours.add(to.len() as u64);
         let frame = FlashFrame { hops: 1, stamp_ms: now, left_ms: frame.left_ms - age, ..frame.clone() };
-        shared.control(&link, &Control::Pass { frame, to });
+        shared.control(&link, &Control::Pass { frame: Box::new(frame), to });
     }
 }
 

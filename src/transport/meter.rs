@@ -104,11 +104,12 @@ pub(super) async fn probe_next(shared: &Arc<Shared>) {
     }
     let now = Instant::now();
     // In a larger mesh each link is probed less often: what a peer sends for it does not grow with the mesh.
-    let every =
-        shared.config.probe_every.scale((shared.pool.members().len() as u64).max(LINKS_PROBED), LINKS_PROBED);
+    let members = (shared.pool.members().len() as u64).max(LINKS_PROBED);
+    let every = shared.config.probe_every.scale(members, LINKS_PROBED);
+    let first = every.scale(members, LINKS_PROBED * 10).min(every);
     let due = shared.pool.meters(|_, meter, link| {
         // The first one a little later than the link, at its own time, so that a start is no storm.
-        let wait = every.scale(lock(&shared.rng).below(1_000), 10_000).to_std();
+        let wait = first.scale(lock(&shared.rng).below(1_000), 1_000).to_std();
         let at = *meter.probe_after.get_or_insert(now + wait);
         link.filter(|link| at <= now && link.alive()).cloned()
     });

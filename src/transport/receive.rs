@@ -173,7 +173,7 @@ async fn read_control(shared: Arc<Shared>, link: Arc<Link>, mut recv: RecvStream
                 Err(why) => return Err(CodecError::Malformed(why).into()),
             },
             Control::Probed { token, bytes, micros } => meter::probed(&shared, &link, token, bytes, micros),
-            Control::Pass { frame, to } => flash::pass(&shared, &link, frame, &to)?,
+            Control::Pass { frame, to } => flash::pass(&shared, &link, *frame, &to)?,
         }
     }
 }

@@ -84,7 +84,7 @@ pub(super) enum Control {
     /// hello that it does; an older one could not read this.
     Pass {
         /// As it goes on, with one hop behind it.
-        frame: FlashFrame,
+        frame: Box<FlashFrame>,
         /// To these.
         to: Vec<PeerName>,
     },

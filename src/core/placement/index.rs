@@ -243,7 +243,7 @@ impl Index {
             .filter_map(|(peer, span)| Some((*self.places.get(peer)?, span.as_secs_f64() / 3_600.0)))
             .collect();
         let told_of = |i: usize| told.iter().find(|(at, _)| *at == i).map(|(_, hours)| *hours);
-        // (does not fit now, score, salt, place): the smallest of them, in order.
+        // (does not fit now, score, salt, place): the least scores, of equal ones those that fit now.
         let mut top: Vec<(bool, f64, u64, usize, f64)> = Vec::with_capacity(ask.most + 1);
         for (i, (row, stamp)) in class.rows.iter_mut().zip(&self.stamps).enumerate() {
             if (row.fixed, row.fluid) != (stamp.fixed, stamp.fluid) {
@@ -262,8 +262,7 @@ impl Index {
             let m = measure(row, &class.weights, wanted, stamp.taken, ask.now, waited, told_of(i));
             let entry = (!m.fits, m.score, mix(ask.salt, i as u64), i, m.soonest);
             let before = |a: &(bool, f64, u64, usize, f64)| {
-                (a.0, entry.0) == (false, true)
-                    || a.0 == entry.0 && (a.1 < entry.1 || a.1 == entry.1 && a.2 <= entry.2)
+                a.1 < entry.1 || a.1 == entry.1 && (a.0, a.2) <= (entry.0, entry.2)
             };
             if top.len() == ask.most && top.last().is_some_and(before) {
                 continue;
@@ -284,8 +283,8 @@ impl Index {
         self.sites.is_empty() || self.classes.get(&id).is_some_and(|c| c.rows.iter().any(|r| !r.never))
     }
 
-    /// Every cluster, with all reasons and figures, best first: those that fit now, then those that may, then the
-    /// rest, the nearest of them first.
+    /// Every cluster, with all reasons and figures, best first: those that could ever run it by score, then the rest, the
+    /// nearest of them first.
     /// `told`: as in [`Ask`].
     pub fn explain(&mut self, spec: &JobSpec, now: Instant, told: &[(PeerName, Span)]) -> Vec<Explained> {
         let told =
@@ -338,9 +337,10 @@ impl Index {
         out.sort_by(|a, b| {
             let score = |e: &Explained| e.figures.as_ref().map_or(f64::MAX, |f| f.2);
             let distance = |e: &Explained| e.reasons.iter().map(Reason::distance).sum::<u32>();
-            (!a.fits_ever, !a.fits_now)
-                .cmp(&(!b.fits_ever, !b.fits_now))
+            (!a.fits_ever)
+                .cmp(&!b.fits_ever)
                 .then(score(a).total_cmp(&score(b)))
+                .then((!a.fits_now).cmp(&!b.fits_now))
                 .then(distance(a).cmp(&distance(b)))
                 .then(a.cluster.cmp(&b.cluster))
         });

@@ -11,7 +11,7 @@ use super::Running;
 use super::nodes::{Choice, fit};
 use crate::base::Instant;
 use crate::core::api::NodeShare;
-use crate::core::books::{Books, Need};
+use crate::core::books::{Books, Need, NodeState};
 
 /// Where and when one request will start.
 #[derive(Debug, Clone)]
@@ -48,11 +48,19 @@ pub fn reserve<'r, K: Copy + Ord + 'r>(
         }
         then
     };
-    // Letting more go never takes a fit away: so the least number is found by halving.
     let fits = |n: usize| fit(&after(n), ranks, need, &Choice { mix: None, ..*choice }).is_some();
-    let (mut low, mut high) = (0, ends.len());
-    if !fits(high) {
-        return None;
+    // Letting more go never takes a fit away: so the least number is found in growing steps from where the sums
+    // would do, then by halving.
+    let mut low = enough(books, &ends, ranks, need)?;
+    let mut high = low;
+    let mut step = 1;
+    while !fits(high) {
+        if high == ends.len() {
+            return None;
+        }
+        low = high + 1;
+        high = (high + step).min(ends.len());
+        step *= 2;
     }
     while low < high {
         let middle = low + (high - low) / 2;
@@ -68,4 +76,27 @@ pub fn reserve<'r, K: Copy + Ord + 'r>(
     let last = ends[..high].last().map_or(now, |(end, ..)| *end);
     let at = (last.0 < u64::MAX).then_some(last.max(now));
     Some(Reservation { key, priority, at, shares, binding: at.is_some(), future })
+}
+
+/// How many must end at least, by the sums alone; none where all of them are not enough.
+fn enough<K>(books: &Books, ends: &[(Instant, i64, &K, &Running)], ranks: u32, need: &Need) -> Option<usize> {
+    let of = |state: &NodeState| if need.gpus > 0 { state.milli() } else { state.cpus };
+    let one = if need.gpus > 0 { u64::from(need.gpus) * u64::from(need.milli) } else { need.cpus };
+    let wanted = u128::from(one) * u128::from(ranks);
+    let does = |node: u32| books.nodes().get(node as usize).is_some_and(|n| need.takes(n.pool));
+    let free = books.nodes().iter().filter(|n| need.takes(n.pool));
+    let mut sum: u128 = free.map(|n| u128::from(of(n))).sum();
+    if sum >= wanted {
+        return Some(0);
+    }
+    for (n, (.., r)) in ends.iter().enumerate() {
+        let theirs = &r.request.need;
+        let each = if need.gpus > 0 { u64::from(theirs.gpus) * u64::from(theirs.milli) } else { theirs.cpus };
+        let here = r.shares.iter().filter(|s| does(s.node)).count();
+        sum += u128::from(each) * here as u128;
+        if sum >= wanted {
+            return Some(n + 1);
+        }
+    }
+    None
 }

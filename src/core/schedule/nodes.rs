@@ -18,6 +18,9 @@ const COMPARED_MAX: usize = 4_096;
 const RANKS_COMPARED_MAX: u32 = 64;
 /// Nodes of equal fragmentation whose GPUs are looked at for a tight set.
 const TIGHT_MAX: usize = 16;
+/// Expectations that differ by less than this, in thousandths of a GPU, count as equal, and the fullest node is taken. The mix
+/// is a guess, and what is nearly equal had better be kept together: docs/scheduling.md has what it is worth.
+const STEP: i128 = 40;
 /// The mix forgets half of what it saw after so many requests.
 const MIX_HALVES: u64 = 4_096;
 
@@ -167,13 +170,17 @@ fn state_of(
     Some(state)
 }
 
+/// A node that fits: growth in steps, how full it is, which it is, exact growth.
+type Weighed = (i128, (u32, u64, u64), u32, i128);
+
 fn best(
     books: &Books,
     changed: &BTreeMap<u32, NodeState>,
     need: &Need,
     choice: &Choice,
 ) -> Option<(u32, Rank)> {
-    let mut ties: Vec<(i128, (u32, u64, u64), u32)> = Vec::new();
+    let mut ties: Vec<Weighed> = Vec::new();
+    let weight = choice.mix.map_or(1, |m| i128::from(m.weight().max(1)));
     // Many nodes are alike: each kind is weighed once.
     let mut weighed: BTreeMap<(u16, Vec<u16>, u64, u64), i128> = BTreeMap::new();
     let mut compared = 0;
@@ -198,24 +205,27 @@ fn best(
             None => 0,
         };
         // Of equals the fullest; a request without GPUs keeps off nodes that have some.
-        ties.push((growth, (state.whole(), state.milli(), state.cpus), node));
+        let step = (growth + weight * STEP / 2).div_euclid(weight * STEP);
+        ties.push((step, (state.whole(), state.milli(), state.cpus), node, growth));
         compared += 1;
         if compared >= COMPARED_MAX || (choice.mix.is_none() && compared >= TIGHT_MAX && need.gpus > 0) {
             break;
         }
     }
-    let least = ties.iter().map(|(growth, fullness, _)| (*growth, *fullness)).min()?;
-    let mut near: Vec<u32> =
-        ties.iter().filter(|(g, f, _)| (*g, *f) == least).map(|(.., node)| *node).collect();
+    let least = ties.iter().map(|(step, fullness, ..)| (*step, *fullness)).min()?;
+    let mut near: Vec<(u32, i128)> = ties
+        .iter()
+        .filter(|(step, fullness, ..)| (*step, *fullness) == least)
+        .map(|(.., node, growth)| (*node, *growth))
+        .collect();
     near.truncate(if need.gpus > 1 { TIGHT_MAX } else { 1 });
-    let ranks = near.into_iter().filter_map(|node| {
+    let ranks = near.into_iter().filter_map(|(node, growth)| {
         let state = state_of(books, changed, node, choice)?;
-        Some((node, share(&state, need, choice, node)?))
+        let mut rank = share(&state, need, choice, node)?;
+        rank.fragments = i64::try_from(growth / weight).unwrap_or(i64::MAX);
+        Some((node, rank))
     });
-    let (node, mut rank) = ranks.min_by_key(|(node, rank)| (rank.spread, *node))?;
-    let weight = choice.mix.map_or(1, |m| i128::from(m.weight().max(1)));
-    rank.fragments = i64::try_from(least.0 / weight).unwrap_or(i64::MAX);
-    Some((node, rank))
+    ranks.min_by_key(|(node, rank)| (rank.spread, *node))
 }
 
 /// How much fragmentation one rank adds to a node. Whole GPUs are alike for that; of a share's GPUs the best counts.

@@ -136,6 +136,7 @@ impl Screen {
         let (digest, delta) = envelope.parts();
         // Deltas first: what they prove decides which nodes of the digest are let in.
         if let Some(delta) = delta {
+            let own = (own, held.get(own).copied().unwrap_or(0));
             delta.retain_mut(|node| self.keep_delta(node, list, own, &mut news));
         }
         if let Some(digest) = digest {
@@ -158,7 +159,7 @@ impl Screen {
         &mut self,
         node: &mut NodeDelta,
         list: &MemberList,
-        own: &ChitchatId,
+        own: (&ChitchatId, u64),
         news: &mut Vec<Heard>,
     ) -> bool {
         let Some(name) = self.named(&node.id, list) else { return false };
@@ -203,7 +204,7 @@ impl Screen {
         place: &Place<'_>,
         value: &str,
         key: &crate::transport::PublicKey,
-        own: &ChitchatId,
+        own: (&ChitchatId, u64),
         news: &mut Vec<Heard>,
     ) -> bool {
         let hash = self.hasher.hash_one(value);
@@ -214,7 +215,11 @@ impl Screen {
         }
         let Ok(text) = place.open(value, key) else { return false };
         if *name == self.me {
-            self.generation_reused |= place.generation >= own.generation_id;
+            // An exchange that began before our newest write brings that write back to us, the slower the machine the
+            // more often: only a version that we never wrote in this life is somebody else's.
+            let (own, newest) = own;
+            self.generation_reused |= place.generation > own.generation_id
+                || (place.generation == own.generation_id && place.version > newest);
             return true;
         }
         if seen_version.is_some_and(|s| s.version > place.version) {

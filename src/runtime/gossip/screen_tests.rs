@@ -146,6 +146,9 @@ fn nobody_writes_our_own_keys_and_a_reused_generation_shows() {
     assert!(!screen.generation_reused);
     let ours = mesh.write("a", 1, "build", 50, BUILD);
     let message = Envelope::Ack(vec![delta(id("a", 1), vec![ours])]);
+    let written = Held::from([(id("a", 1), 50)]);
+    assert!(deltas(mesh.clean(&mut screen, "b", &written, &message).0).is_empty());
+    assert!(!screen.generation_reused, "a late answer brings back what we wrote in this life");
     assert!(deltas(mesh.clean(&mut screen, "b", &Held::new(), &message).0).is_empty());
     assert!(screen.generation_reused, "our own signature on a version that we do not have");
     // A digest alone proves nothing, and does not keep our keys from being sent.

@@ -56,8 +56,10 @@ struct PaceState {
     /// When the messages of this round began, and how many more of them may go out.
     burst: Option<(Instant, usize)>,
     sent: Option<Instant>,
-    /// Exchanges opened and not answered yet.
+    /// Exchanges opened and not answered yet, and when the last of them was opened.
     open: usize,
+    opened: Option<Instant>,
+    forced: bool,
 }
 
 /// Exchanges that may be open at once.
@@ -75,7 +77,14 @@ const BURST: Duration = Duration::from_millis(60);
 impl Pace {
     /// Between `fast`, while things change, and `slow`, when nothing has for a while.
     pub fn new(fast: Duration, slow: Duration) -> Self {
-        let state = PaceState { changed: Instant::now(), burst: None, sent: None, open: 0 };
+        let state = PaceState {
+            changed: Instant::now(),
+            burst: None,
+            sent: None,
+            open: 0,
+            opened: None,
+            forced: false,
+        };
         Self { fast, slow, members: AtomicUsize::new(0), state: Mutex::new(state) }
     }
 
@@ -96,11 +105,11 @@ impl Pace {
     /// The next round goes out whatever the interval.
     pub fn force(&self) {
         let mut state = self.state();
-        state.sent = None;
+        state.forced = true;
         state.burst = None;
     }
 
-    /// An exchange that this side opened was answered.
+    /// An exchange that this side opened was answered, or did not get out.
     pub fn answered(&self) {
         let mut state = self.state();
         state.open = state.open.saturating_sub(1);
@@ -122,15 +131,21 @@ impl Pace {
         let left = match state.burst {
             Some((begun, left)) if since(begun) < BURST.min(self.fast / 2) => left,
             _ => {
-                if state.sent.is_some_and(|sent| since(sent) >= OPEN_FOR) {
+                if state.opened.is_some_and(|at| since(at) >= OPEN_FOR) {
                     state.open = 0;
                 }
+                let forced = std::mem::take(&mut state.forced);
                 // A tick a little early must not be put off by a whole one.
                 let due = state.sent.is_none_or(|sent| since(sent) + self.fast / 4 >= interval);
                 let quiet = interval >= self.slow;
-                let left = if quiet { 1 } else { OPEN_MAX.saturating_sub(state.open) };
-                state.burst = Some((now, if due { left } else { 0 }));
-                if due { left } else { 0 }
+                let left = match (forced, due, quiet) {
+                    (true, ..) => OPEN_MAX,
+                    (_, false, _) => 0,
+                    (_, _, true) => 1,
+                    _ => OPEN_MAX.saturating_sub(state.open),
+                };
+                state.burst = Some((now, left));
+                left
             }
         };
         if left == 0 {
@@ -138,7 +153,7 @@ impl Pace {
         }
         state.burst = state.burst.map(|(begun, left)| (begun, left - 1));
         state.open += 1;
-        state.sent = Some(now);
+        (state.sent, state.opened) = (Some(now), Some(now));
         true
     }
 }
@@ -195,7 +210,8 @@ struct LinkSocket {
 #[async_trait]
 impl Socket for LinkSocket {
     async fn send(&mut self, to: SocketAddr, message: ChitchatMessage) -> anyhow::Result<()> {
-        if matches!(message, ChitchatMessage::Syn { .. }) && !self.pace.allows(Instant::now()) {
+        let opens = matches!(message, ChitchatMessage::Syn { .. });
+        if opens && !self.pace.allows(Instant::now()) {
             self.sent.paced.fetch_add(1, Ordering::Relaxed);
             return Ok(());
         }
@@ -205,6 +221,9 @@ impl Socket for LinkSocket {
             self.sent.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
             self.link.send_gossip(name, bytes.into())
         });
+        if opens && !handed {
+            self.pace.answered();
+        }
         let counter = if handed { &self.sent.messages } else { &self.sent.shed };
         counter.fetch_add(1, Ordering::Relaxed);
         Ok(())
@@ -252,5 +271,8 @@ mod tests {
         assert_eq!(round(400), 1);
         assert_eq!(round(600), 0);
         assert_eq!(round(2_600), 3, "by now they never will be");
+        assert_eq!(round(2_800), 0);
+        pace.force();
+        assert_eq!(round(3_000), 3, "somebody who is not known yet must be tried");
     }
 }

@@ -139,7 +139,7 @@ impl Notes {
         let at = (self.now)().mono.0;
         let text = format!("{} from {origin} at {at}", what());
         // The last watcher may have gone in between.
-        let _ = to.send(Note { kind: kind.into(), job: None, text });
+        let _ = to.send(Note::new(kind, None, text));
     }
 }
 

@@ -91,7 +91,7 @@ impl Limits {
 
 /// Routes that hold their answer open and take a stream permit themselves.
 fn is_long(route: &str) -> bool {
-    ["/logs", "/wait", "/events"].iter().any(|end| route.ends_with(end))
+    ["/logs", "/wait", "/v1/events", "/page/live"].iter().any(|end| route.ends_with(end))
 }
 
 /// Around every route.

@@ -5,17 +5,18 @@
 
 mod error;
 mod events;
-mod input;
-mod jobs;
+pub(crate) mod history;
+pub(crate) mod input;
+pub(crate) mod jobs;
 mod limits;
-mod local;
+pub(crate) mod local;
 mod logs;
-mod mesh;
+pub(crate) mod mesh;
 mod metrics;
 mod openapi;
 mod operator;
 mod proxy;
-mod resolve;
+pub(crate) mod resolve;
 mod routes;
 mod tenants;
 
@@ -30,7 +31,7 @@ pub use error::{ApiError, ApiResult};
 pub use limits::Caller;
 pub use proxy::serve_proxy;
 pub(crate) use resolve::escape;
-pub use routes::router;
+pub use routes::{router, router_with};
 
 use crate::core::{ClientRequest, ClientResponse};
 use crate::runtime::PeerHandle;
@@ -40,6 +41,7 @@ use crate::runtime::PeerHandle;
 pub(crate) struct Api {
     pub handle: Arc<dyn PeerHandle>,
     pub limits: Arc<limits::Limits>,
+    pub memory: Arc<crate::surface::web::Memory>,
 }
 
 impl Api {

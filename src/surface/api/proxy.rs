@@ -21,6 +21,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("GET", "/v1/local/jobs/{}/logs"),
     ("GET", "/v1/local/tenants"),
     ("GET", "/v1/local/inspect"),
+    ("GET", "/v1/local/history"),
     ("GET", "/v1/peer"),
     ("GET", "/healthz"),
     ("POST", "/v1/drain"),

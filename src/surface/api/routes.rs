@@ -6,8 +6,11 @@ use axum::Router;
 use axum::extract::Request;
 use axum::routing::{MethodRouter, delete, get, post, put};
 
-use super::{Api, ApiError, events, jobs, limits, local, logs, mesh, metrics, openapi, operator, tenants};
+use super::{
+    Api, ApiError, events, history, jobs, limits, local, logs, mesh, metrics, openapi, operator, tenants,
+};
 use crate::runtime::PeerHandle;
+use crate::surface::web::{self, Memory};
 
 /// One route: what the router does and what the OpenAPI document says.
 pub(crate) struct Route {
@@ -38,6 +41,15 @@ const LOGS: &[(&str, &str, &str)] = &[
     ("stream", "string", "`stdout` or `stderr`; default both"),
     ("tail", "integer", "only the last so many lines"),
     ("epoch", "integer", "of this attempt; default the newest"),
+];
+const HISTORY: &[(&str, &str, &str)] = &[
+    ("since", "string", "not older than this, such as 2h"),
+    ("since_ms", "integer", "not before, milliseconds since 1970"),
+    ("until_ms", "integer", "before, milliseconds since 1970"),
+    ("kind", "string", "only kinds that start so, such as `job.`"),
+    ("job", "string", "only about this job"),
+    ("tenant", "string", "only about jobs of this tenant"),
+    ("limit", "integer", "at most so many, newest first (1 to 10000, default 200)"),
 ];
 const CLUSTER: &[(&str, &str, &str)] = &[("cluster", "string", "another cluster than the one asked")];
 
@@ -83,6 +95,10 @@ pub(crate) const ROUTES: &[Route] = &[
     route!("POST" "/v1/drain" "Take no new attempts and hand back the running ones" CLUSTER, JSON, post(mesh::drain)),
     route!("POST" "/v1/undrain" "Take attempts again" CLUSTER, JSON, post(mesh::undrain)),
     route!("GET" "/v1/events" "What happens at this peer, as server-sent events" &[("job", "string", "only about this job"), ("kind", "string", "only kinds that start so")], "text/event-stream", get(events::events)),
+    route!("GET" "/v1/history" "What happened, as every peer that answers wrote it down; newest first" HISTORY, JSON, get(history::history)),
+    route!("GET" "/v1/local/history" "What this very peer wrote down" HISTORY, JSON, get(history::local_history)),
+    route!("GET" "/v1/audit" "Who changed what through this peer; newest first" &[("limit", "integer", "at most so many (1 to 10000, default 200)")], JSON, get(history::audit)),
+    route!("GET" "/v1/audit/verify" "Checks the chain of this peer's audit" &[], JSON, get(history::verify)),
     route!("GET" "/v1/local/jobs" "Jobs whose records this very peer holds" LIST, JSON, get(local::jobs)),
     route!("GET" "/v1/local/jobs/{id}/why" "As this very peer explains it" &[], JSON, get(local::why)),
     route!("GET" "/v1/local/jobs/{id}/logs" "Logs of an attempt at this very cluster; epoch is needed" LOGS, "text/plain", get(logs::local_logs)),
@@ -95,7 +111,12 @@ pub(crate) const ROUTES: &[Route] = &[
 
 /// The API of one peer.
 pub fn router(handle: Arc<dyn PeerHandle>) -> Router {
-    build(Api { handle, limits: Arc::default() })
+    router_with(handle, Arc::default())
+}
+
+/// The same with what the page remembers, which `web::watch` fills.
+pub fn router_with(handle: Arc<dyn PeerHandle>, memory: Arc<Memory>) -> Router {
+    build(Api { handle, limits: Arc::default(), memory })
 }
 
 pub(crate) fn build(api: Api) -> Router {
@@ -104,12 +125,14 @@ pub(crate) fn build(api: Api) -> Router {
         router = router.route(route.path, (route.handler)());
     }
     router
+        .merge(web::routes())
         .method_not_allowed_fallback(|request: Request| async move {
             ApiError::Method(request.method().to_string())
         })
         .fallback(|request: Request| async move {
             ApiError::NoRoute(request.uri().path().chars().take(120).collect())
         })
+        .layer(axum::middleware::from_fn_with_state(api.clone(), history::audited))
         .layer(axum::middleware::from_fn_with_state(api.clone(), limits::guard))
         .with_state(api)
 }

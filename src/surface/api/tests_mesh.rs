@@ -151,7 +151,7 @@ async fn events_stream() {
         axum::http::Request::get("/v1/events?kind=job.").body(axum::body::Body::empty()).expect("request");
     let response = router(a.clone()).oneshot(request).await.expect("infallible");
     let mut body = response.into_body().into_data_stream();
-    let noise = crate::core::api::Event { kind: "peer.x".into(), job: None, text: "no".into() };
+    let noise = crate::core::api::Event::new("peer.x", None, "no");
     a.events.send(noise).expect("a reader");
     a.place(id, "a");
     let next = tokio::time::timeout(std::time::Duration::from_secs(20), body.next()).await.expect("in time");

@@ -87,8 +87,12 @@ pub enum Command {
     View(ViewArgs),
     /// Show the peer that answers
     Peer,
+    /// Print the address of the peer's page, with the token that opens it
+    Page,
     /// Print events as they come
     Events(EventsArgs),
+    /// Show who changed what through the peer, or check that nobody changed that
+    Audit(AuditArgs),
     /// Make join tokens
     #[command(subcommand)]
     Token(TokenCommand),
@@ -401,6 +405,36 @@ pub struct EventsArgs {
     /// End after so many
     #[arg(long, value_name = "N")]
     pub count: Option<u64>,
+    /// What was, from the logs of all peers that answer, and end
+    #[arg(long)]
+    pub past: bool,
+    /// The same, not older than this, such as 2h
+    #[arg(long, value_name = "TIME")]
+    pub since: Option<Span>,
+    /// Only about jobs of this tenant (what was)
+    #[arg(long, conflicts_with = "count")]
+    pub tenant: Option<String>,
+}
+
+/// `starling audit`.
+#[derive(Debug, Clone, Args)]
+pub struct AuditArgs {
+    /// Check the chain instead of showing it
+    #[arg(value_enum)]
+    pub word: Option<AuditWord>,
+    /// At most so many, newest first
+    #[arg(long, default_value_t = 50, value_name = "N")]
+    pub limit: usize,
+    /// Check the files of a state folder itself, without asking its peer
+    #[arg(long, requires = "word")]
+    pub files: bool,
+}
+
+/// What to do with the audit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum AuditWord {
+    /// Read all of it and check that no byte was changed
+    Verify,
 }
 
 /// `starling token`.
@@ -464,6 +498,18 @@ pub struct DemoArgs {
     /// Folder for states and ledgers; default is a temporary one
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
+    /// What is shown
+    #[arg(long, value_enum, default_value_t = DemoScenario::Kill)]
+    pub scenario: DemoScenario,
+}
+
+/// What a demo shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum DemoScenario {
+    /// Jobs, and a peer that is killed half way
+    Kill,
+    /// The checks before a pool is handed over: function, preemption, monitoring data, capacity at peak
+    Acceptance,
 }
 
 /// `starling replay`.

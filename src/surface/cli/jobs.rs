@@ -262,7 +262,7 @@ pub fn why_text(asking: &Asking, why: &WhyDocument) -> String {
         let e = c.estimate.as_ref();
         let about = |ms: u64| if ms == 0 { "0".to_owned() } else { format!("~{}", brief(ms)) };
         let moved = |bytes: u64, ms: u64| {
-            if bytes == 0 { "there".to_owned() } else { format!("{} ~{}", Bytes(bytes), brief(ms)) }
+            if bytes == 0 { dash() } else { format!("{} ~{}", Bytes(bytes), brief(ms)) }
         };
         table.row([
             c.cluster.to_string(),

@@ -1,12 +1,14 @@
 //! The command line. It uses the HTTP API and nothing else; what starts peers is given by `Wiring`.
 
 mod args;
+mod audit;
 mod exit;
 mod jobs;
 mod logs;
 mod mesh;
 mod operator;
 mod output;
+mod page;
 mod sbatch;
 mod slurm;
 mod submit;
@@ -24,9 +26,12 @@ use clap::Parser;
 use serde::Serialize;
 use serde_json::Value;
 
-pub use args::{ChaosArgs, Cli, Command, DemoArgs, Global, ReplayArgs, RunArgs, UpArgs, WorkCommand};
+pub use args::{
+    ChaosArgs, Cli, Command, DemoArgs, DemoScenario, Global, ReplayArgs, RunArgs, UpArgs, WorkCommand,
+};
 pub use exit::{EXIT_CODES, Failure};
 pub use output::{Style, Table, brief, plain};
+pub use page::page_link;
 
 use super::client::{Client, Target};
 use args::ConfigCommand;
@@ -88,6 +93,8 @@ pub(crate) struct Asking {
     pub client: Client,
     pub style: Style,
     pub json: bool,
+    /// Of the peer's token, where one is known.
+    pub token: Option<String>,
 }
 
 pub(crate) type CommandResult = Result<Reply, Failure>;
@@ -114,6 +121,9 @@ pub fn run(line: impl IntoIterator<Item = OsString>, wiring: Wiring) -> ExitCode
         Command::Chaos(args) => (wiring.chaos)(ChaosArgs { json: global.json, ..args }),
         Command::Guard { dir } => (wiring.guard)(&dir),
         Command::Work(work) => super::work::main(work),
+        Command::Audit(args) if args.files => {
+            show(&global, audit::verify_files(&state_folder(global.state.as_deref())))
+        }
         Command::Config(ConfigCommand::Check { file }) => show(&global, config_check(&file)),
         other => ask(&global, other),
     }
@@ -125,7 +135,8 @@ fn ask(global: &Global, command: Command) -> ExitCode {
         Err(error) => return show(global, Err(Failure::Io(error.to_string()))),
     };
     let reply = runtime.block_on(async {
-        let asking = Asking { client: client(global)?, style: Style::new(global.color), json: global.json };
+        let (client, style, token) = (client(global)?, Style::new(global.color), token(global));
+        let asking = Asking { client, style, json: global.json, token };
         perform(&asking, command).await
     });
     // What still reads standard input or resolves a name must not hold up the end.
@@ -148,7 +159,12 @@ pub(crate) async fn perform(asking: &Asking, command: Command) -> CommandResult 
         Command::Links => mesh::links(asking).await,
         Command::View(_) => mesh::view(asking).await,
         Command::Peer => mesh::peer(asking).await,
+        Command::Page => page::page(asking).await,
+        Command::Events(args) if args.past || args.since.is_some() || args.tenant.is_some() => {
+            audit::history(asking, args).await
+        }
         Command::Events(args) => logs::events(asking, args).await,
+        Command::Audit(args) => audit::audit(asking, args).await,
         Command::Token(args) => mesh::token(asking, args).await,
         Command::Member(args) => mesh::member(asking, args).await,
         Command::Tenant(args) => tenants::tenant(asking, args).await,
@@ -184,10 +200,16 @@ fn client(global: &Global) -> Result<Client, Failure> {
         None => Target::Unix(state.join("api.sock")),
     };
     // A token of this machine's own peer is tried only on this machine.
-    let own = || std::fs::read_to_string(state.join("api.token")).ok().map(|t| t.trim().to_owned());
-    let token = global.token.clone().or_else(|| matches!(target, Target::Plain(..)).then(own).flatten());
+    let token = if matches!(target, Target::Plain(..)) { token(global) } else { global.token.clone() };
     let ca = global.ca.clone().or_else(|| Some(state.join("identity/ca.pem")).filter(|p| p.exists()));
     Ok(Client::new(target, token, ca.as_deref())?)
+}
+
+/// The token as given, else that of this machine's own peer.
+fn token(global: &Global) -> Option<String> {
+    let file = state_folder(global.state.as_deref()).join("api.token");
+    let own = || std::fs::read_to_string(file).ok().map(|t| t.trim().to_owned());
+    global.token.clone().or_else(own)
 }
 
 fn config_check(file: &Path) -> CommandResult {

@@ -28,8 +28,12 @@ impl Peer {
         let state = self.dir.path().to_str().expect("a path").to_owned();
         let line = ["starling", "--state", &state].into_iter().chain(line.iter().copied());
         let cli = Cli::try_parse_from(line).expect("it parses");
-        let asking =
-            Asking { client: client(&cli.global)?, style: Style { colour: false }, json: cli.global.json };
+        let asking = Asking {
+            client: client(&cli.global)?,
+            style: Style { colour: false },
+            json: cli.global.json,
+            token: None,
+        };
         let done = tokio::time::timeout(std::time::Duration::from_secs(30), perform(&asking, cli.command));
         done.await.expect("in time")
     }
@@ -207,7 +211,7 @@ async fn the_mesh_is_shown() {
             tokio::task::yield_now().await;
         }
         fake.put(Fake::spec("run: x"));
-        let event = crate::core::api::Event { kind: "job.x".into(), job: None, text: "told".into() };
+        let event = crate::core::api::Event::new("job.x", None, "told");
         fake.events.send(event).expect("a reader");
     };
     assert_eq!(code(tokio::join!(events, told).0), exit::OK);

@@ -87,7 +87,10 @@ impl Acceptance {
         let mut text = String::new();
         for check in &self.checks {
             let word = if check.holds { "holds" } else { "FAILS" };
-            text.push_str(&format!("  {:<12}{word:<7}{:>6.1} s  {}\n", check.check, check.seconds, check.found));
+            text.push_str(&format!(
+                "  {:<12}{word:<7}{:>6.1} s  {}\n",
+                check.check, check.seconds, check.found
+            ));
         }
         for name in &self.missing {
             text.push_str(&format!("  {name:<12}is not in this build\n"));
@@ -98,8 +101,11 @@ impl Acceptance {
     /// Prints it; 1 where something failed.
     pub fn show(&self, json: bool) -> ExitCode {
         if json {
-            println!("{}", json!({ "scenario": "acceptance", "clusters": self.clusters, "checks": self.checks,
-                "missing": self.missing, "holds": self.holds() }));
+            println!(
+                "{}",
+                json!({ "scenario": "acceptance", "clusters": self.clusters, "checks": self.checks,
+                "missing": self.missing, "holds": self.holds() })
+            );
         } else {
             print!("{}", self.text());
         }
@@ -276,7 +282,8 @@ fn worst(jobs: &[JobDocument]) -> f64 {
 /// Training and inference, both submitted anywhere, run once each and at once.
 async fn function(yard: &mut Yard<'_>) -> Result<Verdict, FleetError> {
     for n in 0..yard.fleet.peers.len() {
-        let train = yard.spec(&format!("train-{n}"), 2, 25, "train --steps 20 --step-ms 100 --checkpoint-every 5")?;
+        let train =
+            yard.spec(&format!("train-{n}"), 2, 25, "train --steps 20 --step-ms 100 --checkpoint-every 5")?;
         yard.submit(&train).await?;
         let infer = yard.spec(&format!("infer-{n}"), 1, 75, "sleep --ms 500")?;
         yard.submit(&infer).await?;

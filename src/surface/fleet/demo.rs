@@ -5,14 +5,15 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use super::super::cli::DemoArgs;
-use super::super::documents::JobDocument;
+use super::super::cli::{DemoArgs, DemoScenario, page_link};
+use super::super::documents::{JobDocument, PeerDocument};
 use super::super::ledger::{self, Expected, Kind};
 use super::judgement::Summary;
 use super::live::Live;
-use super::{Fleet, FleetError, Shape, block, io};
+use super::{Fleet, FleetError, Shape, acceptance, block, io};
 use crate::base::{Bytes, MilliCpu, Span};
 use crate::model::NodeCapacity;
+use crate::model::config::Config;
 use crate::model::spec::{CheckpointSpec, JobSpec, Run};
 use crate::model::spec_input::parse_spec;
 
@@ -33,6 +34,12 @@ const HALF_WAY: u64 = 15;
 
 /// Runs the demo to its end.
 pub fn main(args: DemoArgs) -> ExitCode {
+    if args.scenario == DemoScenario::Acceptance {
+        return match block(acceptance::run(&args)) {
+            Ok(acceptance) => acceptance.show(args.json),
+            Err(error) => failed(&error),
+        };
+    }
     match block(run(&args)) {
         Ok(summary) => {
             if args.json {
@@ -42,11 +49,13 @@ pub fn main(args: DemoArgs) -> ExitCode {
             }
             if summary.holds() { ExitCode::SUCCESS } else { ExitCode::from(1) }
         }
-        Err(error) => {
-            eprintln!("starling: demo: {error}");
-            ExitCode::from(70)
-        }
+        Err(error) => failed(&error),
     }
+}
+
+fn failed(error: &FleetError) -> ExitCode {
+    eprintln!("starling: demo: {error}");
+    ExitCode::from(70)
 }
 
 /// Peers of 2 x 8 A100-80G and 8 H100, declared: nothing real is behind them.
@@ -65,16 +74,24 @@ pub(super) fn nodes() -> Vec<NodeCapacity> {
 }
 
 async fn run(args: &DemoArgs) -> Result<Summary, FleetError> {
-    let shape = Shape { clusters: args.clusters, nodes: nodes(), attempts_kept: 1_000, ..Shape::default() };
+    // A mesh that stays has a page; one that ends by itself needs no port for it.
+    let with_page = |_: u32, config: &mut Config| config.api.listen = Some(([127, 0, 0, 1], 0).into());
+    let adapt: Option<&super::Adapt> = if args.keep { Some(&with_page) } else { None };
+    let shape =
+        Shape { clusters: args.clusters, nodes: nodes(), attempts_kept: 1_000, adapt, ..Shape::default() };
     let fleet_say = |text: &str| eprintln!("{text}");
     let mut fleet = Fleet::start(&shape, args.dir.as_deref(), fleet_say).await?;
     eprintln!("{} peers agree; their GPUs are declared, not real (virtual)", fleet.peers.len());
+    if args.keep {
+        say_pages(&fleet).await;
+    }
     let outcome = show(&mut fleet, args).await;
     if args.keep {
         eprintln!("the mesh is left running:");
         for peer in &fleet.peers {
             eprintln!("  {:<4} starling --state {} clusters", peer.name, peer.dir.join("state").display());
         }
+        say_pages(&fleet).await;
         eprintln!("  stop it with: pkill -TERM -f {}", fleet.dir.display());
         fleet.leave();
     } else {
@@ -85,6 +102,18 @@ async fn run(args: &DemoArgs) -> Result<Summary, FleetError> {
         fleet.stop(keep_files).await;
     }
     outcome
+}
+
+/// The page of each peer that answers, with the token that opens it.
+async fn say_pages(fleet: &Fleet) {
+    for peer in &fleet.peers {
+        let Ok(about) = peer.client.get::<PeerDocument>("/v1/peer").await else { continue };
+        let token = std::fs::read_to_string(peer.state().join("api.token")).ok();
+        if let Some(address) = about.api {
+            let link = page_link(&address, token.as_deref().map(str::trim));
+            eprintln!("  {:<4} page: {link}", peer.name);
+        }
+    }
 }
 
 /// One submitted job.

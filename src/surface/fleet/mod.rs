@@ -2,6 +2,7 @@
 //! broken, stopped.
 #![allow(clippy::disallowed_methods, reason = "starts and times real processes")]
 
+pub mod acceptance;
 pub mod chaos;
 pub mod demo;
 mod judgement;

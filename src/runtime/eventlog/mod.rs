@@ -1,0 +1,354 @@
+//! What a peer writes down for people: events, and who changed what (the audit).
+//!
+//! Both are lines in files that rotate, oldest away first, so that they are bounded. They are written by one thread of
+//! their own behind a bounded channel: a slow disk costs lines (which is said in the log), never a commit. Events reach
+//! the disk when the system writes them; audit entries are synced within a quarter of a second, together, so that they cost
+//! commits nothing: a machine that loses power may lose those of that time.
+
+pub mod audit;
+mod lines;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+pub use audit::{AuditEntry, AuditNote, Verdict};
+pub use lines::Lines;
+
+use crate::base::{JobId, WallTime};
+use crate::core::api::Event;
+
+/// Bytes of one file of events.
+const FILE_BYTES: u64 = 1 << 20;
+/// Files of events, and of audit entries.
+const FILES: usize = 32;
+/// Entries that may wait for the disk.
+const WAITING_MAX: usize = 4_096;
+/// Audit entries are synced when nothing came for this long,
+const QUIET: Duration = Duration::from_millis(250);
+/// or so many wait.
+const UNSYNCED_MAX: u32 = 256;
+/// Entries that one query gives at most.
+pub const QUERY_MAX: usize = 10_000;
+/// So far apart two neighbouring lines may be in the wrong order.
+const OUT_OF_ORDER_MS: u64 = 600_000;
+/// Longest text of an event that is kept, characters.
+const TEXT_MAX: usize = 1_000;
+
+/// One event, as it is kept.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// When this peer noted it, milliseconds since 1970.
+    pub at_ms: u64,
+    /// Stable name, `job.placed`.
+    pub kind: String,
+    /// The job, where it is about one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub job: Option<JobId>,
+    /// Its tenant, where this peer knows it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<String>,
+    /// Its trace, where this peer knows it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace: Option<String>,
+    /// How long what it ends had taken, milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub took_ms: Option<u64>,
+    /// One sentence.
+    pub text: String,
+}
+
+impl Entry {
+    /// An event at its time.
+    pub fn new(event: Event, at: WallTime) -> Self {
+        Self {
+            at_ms: at.0,
+            kind: event.kind,
+            job: event.job,
+            tenant: event.tenant,
+            trace: event.trace.map(|t| t.to_string()),
+            took_ms: event.took.map(|t| t.as_millis()),
+            text: event.text.chars().take(TEXT_MAX).collect(),
+        }
+    }
+}
+
+/// Which events.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct HistoryFilter {
+    /// Not before, milliseconds since 1970.
+    pub since_ms: u64,
+    /// Before; 0 means no end.
+    pub until_ms: u64,
+    /// Kinds that start so.
+    pub kind: String,
+    /// Of this job.
+    pub job: Option<JobId>,
+    /// Of this tenant.
+    pub tenant: Option<String>,
+    /// At most so many, the newest.
+    pub limit: usize,
+}
+
+impl HistoryFilter {
+    /// This one.
+    pub fn wants(&self, entry: &Entry) -> bool {
+        entry.at_ms >= self.since_ms
+            && (self.until_ms == 0 || entry.at_ms < self.until_ms)
+            && entry.kind.starts_with(&self.kind)
+            && self.job.is_none_or(|job| entry.job == Some(job))
+            && self.tenant.as_ref().is_none_or(|tenant| entry.tenant.as_ref() == Some(tenant))
+    }
+}
+
+enum Work {
+    Event(Entry),
+    Audit(AuditNote),
+    Flush(tokio::sync::oneshot::Sender<()>),
+}
+
+/// The log of one peer. Cheap to clone; the thread ends with the last of them.
+#[derive(Clone)]
+pub struct EventLog {
+    work: SyncSender<Work>,
+    dir: Arc<std::path::PathBuf>,
+    dropped: Arc<AtomicU64>,
+    written: Arc<AtomicU64>,
+}
+
+impl EventLog {
+    /// Opens the log below a state folder and starts its thread. A torn last line of an earlier life is cut off.
+    pub fn open(state: &Path) -> std::io::Result<Self> {
+        let dir = state.join("events");
+        let events = Lines::open(&dir, "events", FILE_BYTES, FILES)?;
+        let audit = audit::Audit::open(&dir)?;
+        let (work, waiting) = sync_channel(WAITING_MAX);
+        let log = Self { work, dir: Arc::new(dir), dropped: Arc::default(), written: Arc::default() };
+        let (dropped, written) = (log.dropped.clone(), log.written.clone());
+        std::thread::Builder::new()
+            .name("event-log".into())
+            .spawn(move || Writer { events, audit, dropped, written, told: 0, unsynced: 0 }.run(&waiting))?;
+        Ok(log)
+    }
+
+    fn send(&self, work: Work) {
+        if let Err(TrySendError::Full(_)) = self.work.try_send(work) {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes an event; drops it where the disk is too far behind.
+    pub fn event(&self, event: Event, at: WallTime) {
+        self.send(Work::Event(Entry::new(event, at)));
+    }
+
+    /// Takes an audit entry.
+    pub fn audit(&self, note: AuditNote) {
+        self.send(Work::Audit(note));
+    }
+
+    /// Entries that the disk was too slow for, and lines written, since the start.
+    pub fn counters(&self) -> (u64, u64) {
+        (self.dropped.load(Ordering::Relaxed), self.written.load(Ordering::Relaxed))
+    }
+
+    /// Resolves when everything that was taken before is in its file.
+    pub async fn flushed(&self) {
+        let (done, wait) = tokio::sync::oneshot::channel();
+        let work = self.work.clone();
+        let sent = tokio::task::spawn_blocking(move || work.send(Work::Flush(done)).is_ok()).await;
+        if sent.unwrap_or(false) {
+            // The thread may end before it answers: then nothing more is coming.
+            let _ = wait.await;
+        }
+    }
+
+    /// The newest events that the filter wants, newest first.
+    pub async fn history(&self, filter: HistoryFilter) -> std::io::Result<Vec<Entry>> {
+        self.flushed().await;
+        let dir = self.dir.clone();
+        let read = move || -> std::io::Result<Vec<Entry>> {
+            let mut found = Vec::new();
+            let limit = filter.limit.min(QUERY_MAX);
+            // Most lines are of others: they are told by their text, before they are read.
+            let job = filter.job.map(|job| job.to_string()).unwrap_or_default();
+            lines::newest_first(&dir, "events", |line| {
+                if !line.contains(&job) || !line.contains(&filter.kind) {
+                    return true;
+                }
+                let Ok(entry) = serde_json::from_str::<Entry>(line) else { return true };
+                // A clock that was set back may have written a little out of order.
+                if entry.at_ms.saturating_add(OUT_OF_ORDER_MS) < filter.since_ms {
+                    return false;
+                }
+                if filter.wants(&entry) {
+                    found.push(entry);
+                }
+                found.len() < limit
+            })?;
+            Ok(found)
+        };
+        tokio::task::spawn_blocking(read).await.map_err(std::io::Error::other)?
+    }
+
+    /// The newest audit entries, newest first.
+    pub async fn audit_entries(&self, limit: usize) -> std::io::Result<Vec<AuditEntry>> {
+        self.flushed().await;
+        let dir = self.dir.clone();
+        let read = move || audit::newest(&dir, limit.min(QUERY_MAX));
+        tokio::task::spawn_blocking(read).await.map_err(std::io::Error::other)?
+    }
+
+    /// Reads the whole audit and checks its chain.
+    pub async fn audit_verify(&self) -> std::io::Result<Verdict> {
+        self.flushed().await;
+        let dir = self.dir.clone();
+        tokio::task::spawn_blocking(move || audit::verify(&dir)).await.map_err(std::io::Error::other)?
+    }
+}
+
+struct Writer {
+    events: Lines,
+    audit: audit::Audit,
+    dropped: Arc<AtomicU64>,
+    written: Arc<AtomicU64>,
+    told: u64,
+    unsynced: u32,
+}
+
+impl Writer {
+    fn run(mut self, waiting: &Receiver<Work>) {
+        loop {
+            match waiting.recv_timeout(QUIET) {
+                Ok(work) => self.take(work),
+                Err(RecvTimeoutError::Timeout) => self.flush(),
+                Err(RecvTimeoutError::Disconnected) => return self.flush(),
+            }
+        }
+    }
+
+    fn take(&mut self, work: Work) {
+        let done = match work {
+            Work::Event(entry) => {
+                self.tell_dropped(entry.at_ms);
+                serde_json::to_string(&entry)
+                    .map_err(std::io::Error::other)
+                    .and_then(|line| self.events.append(&line))
+            }
+            Work::Audit(note) => {
+                self.unsynced += 1;
+                let done = self.audit.append(note);
+                if self.unsynced >= UNSYNCED_MAX {
+                    self.flush();
+                }
+                done
+            }
+            Work::Flush(done) => {
+                self.flush();
+                // Whoever asked may have gone.
+                let _ = done.send(());
+                return;
+            }
+        };
+        match done {
+            Ok(()) => drop(self.written.fetch_add(1, Ordering::Relaxed)),
+            Err(error) => {
+                self.dropped.fetch_add(1, Ordering::Relaxed);
+                tracing::warn!(%error, "an entry of the event log was not written");
+            }
+        }
+    }
+
+    /// A gap is part of what happened.
+    fn tell_dropped(&mut self, at_ms: u64) {
+        let dropped = self.dropped.load(Ordering::Relaxed);
+        if dropped > self.told {
+            let text = format!("{} entries were dropped: the disk was too slow or full", dropped - self.told);
+            let entry = Entry {
+                at_ms,
+                kind: "log.gap".into(),
+                job: None,
+                tenant: None,
+                trace: None,
+                took_ms: None,
+                text,
+            };
+            if serde_json::to_string(&entry).is_ok_and(|line| self.events.append(&line).is_ok()) {
+                self.told = dropped;
+            }
+        }
+    }
+
+    fn flush(&mut self) {
+        let audit = if self.unsynced > 0 { self.audit.sync() } else { Ok(()) };
+        self.unsynced = 0;
+        if let Err(error) = audit.and(self.events.flush()) {
+            tracing::warn!(%error, "the event log was not written");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::TraceId;
+
+    fn event(kind: &str, job: Option<JobId>, tenant: &str) -> Event {
+        let tenant = Some(tenant.to_owned());
+        Event { tenant, trace: Some(TraceId([7; 16])), ..Event::new(kind, job, "said \"so\"\n") }
+    }
+
+    #[tokio::test]
+    async fn events_are_found_by_what_they_are_also_after_a_restart() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let job = JobId([5; 20]);
+        let log = EventLog::open(folder.path()).expect("opens");
+        for n in 0..20 {
+            log.event(event("job.placed", Some(job), "a"), WallTime(n));
+            log.event(event("contact.taken", None, "b"), WallTime(n));
+        }
+        log.flushed().await;
+        drop(log);
+        let log = EventLog::open(folder.path()).expect("opens again");
+        log.event(event("job.closed", Some(job), "a"), WallTime(100));
+        let ask = |filter: HistoryFilter| log.history(HistoryFilter { limit: 1_000, ..filter });
+        let all = ask(HistoryFilter::default()).await.expect("read");
+        assert_eq!(all.len(), 41);
+        assert_eq!((all[0].at_ms, all[0].kind.as_str()), (100, "job.closed"), "the newest comes first");
+        let of_job = ask(HistoryFilter { job: Some(job), kind: "job.".into(), ..Default::default() })
+            .await
+            .expect("read");
+        assert_eq!(of_job.len(), 21);
+        let window =
+            HistoryFilter { since_ms: 5, until_ms: 7, tenant: Some("b".into()), ..Default::default() };
+        assert_eq!(ask(window).await.expect("read").iter().map(|e| e.at_ms).collect::<Vec<_>>(), [6, 5]);
+        let few = log.history(HistoryFilter { limit: 3, ..Default::default() }).await.expect("read");
+        assert_eq!(few.len(), 3);
+    }
+
+    #[tokio::test]
+    async fn a_torn_line_is_cut_and_the_rest_is_kept() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let log = EventLog::open(folder.path()).expect("opens");
+        log.event(event("job.placed", None, "a"), WallTime(1));
+        log.flushed().await;
+        drop(log);
+        let file = std::fs::read_dir(folder.path().join("events"))
+            .expect("a folder")
+            .flatten()
+            .map(|e| e.path())
+            .find(|p| p.to_string_lossy().contains("events-"))
+            .expect("a file");
+        let mut text = std::fs::read_to_string(&file).expect("text");
+        text.push_str("{\"at_ms\":2,\"ki");
+        std::fs::write(&file, text).expect("written");
+        let log = EventLog::open(folder.path()).expect("opens");
+        log.event(event("job.closed", None, "a"), WallTime(3));
+        let all = log.history(HistoryFilter { limit: 10, ..Default::default() }).await.expect("read");
+        assert_eq!(all.iter().map(|e| e.at_ms).collect::<Vec<_>>(), [3, 1]);
+    }
+}
