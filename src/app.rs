@@ -14,6 +14,7 @@ pub use settings::{OnShutdown, Settings};
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::net::TcpListener;
@@ -23,10 +24,12 @@ use tokio_util::task::TaskTracker;
 
 use crate::backends::Backend;
 use crate::backends::local::{LocalBackend, LocalConfig, clock};
-use crate::base::{Bytes, Span, WallTime};
+use crate::backends::slurm::{self, SlurmBackend, SlurmConfig};
+use crate::base::{Bytes, PeerName, Span, WallTime};
 use crate::core::api::Pace;
 use crate::core::message::SPEAKS;
 use crate::core::{CoreConfig, Input, Now, Peer};
+use crate::model::config::BackendKind;
 use crate::model::gpu;
 use crate::model::report::{BuildReport, CapacityReport, Inventory, Liveness};
 use crate::runtime::driver::{self, DriverParts};
@@ -84,7 +87,7 @@ pub struct Running {
     /// Where the HTTP API listens on TCP, if it does.
     pub api: Option<SocketAddr>,
     settings: Settings,
-    backend: Arc<LocalBackend>,
+    backend: Arc<dyn Backend>,
     tracker: TaskTracker,
     api_tasks: TaskTracker,
     cancel: CancellationToken,
@@ -137,8 +140,9 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
     let issuer = Arc::new(TokenIssuer::new(issuer_parts));
     net.set_join_handler(Some(issuer.clone()));
 
-    let backend = Arc::new(backend(&settings, &name).map_err(|e| UpError::Backend("local", e))?);
-    let found = backend.discover().await.map_err(|e| UpError::Backend("local", e))?;
+    let kind = settings.backend.as_str();
+    let backend = backend(&settings, &name).map_err(|e| UpError::Backend(kind, e))?;
+    let found = backend.discover().await.map_err(|e| UpError::Backend(kind, e))?;
     for note in &found.notes {
         tracing::info!("{note}");
     }
@@ -186,13 +190,15 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
 
     tracker.spawn(tasks::backend_work(backend.clone(), work));
     let (events, backend_events) = mpsc::channel(4_096);
-    tracker.spawn(tasks::backend_events(core.clone(), backend_events, cancel.clone()));
     tracker.spawn(tasks::views(core.clone(), mesh.view(), cancel.clone()));
+    let mut labels = settings.labels.clone();
+    // What a job may ask for without anybody's having said it here.
+    labels.entry("scheduler".into()).or_insert_with(|| backend.kind().into());
     let capacity = CapacityReport {
         backend: backend.kind().into(),
         region: settings.region.clone(),
         zone: settings.zone.clone(),
-        labels: settings.labels.clone(),
+        labels,
         price_milli: settings.price_milli,
         pue_milli: settings.pue_milli,
         nodes,
@@ -202,12 +208,15 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
     let build = BuildReport { version: env!("CARGO_PKG_VERSION").into(), wire: SPEAKS };
     let data = Inventory::of(measure(&settings.datasets).await);
     let images = Inventory::of(settings.images.iter().cloned());
-    let facets = [Facet::Capacity(capacity), Facet::Build(build), Facet::Data(data), Facet::Images(images)];
+    let facets =
+        [Facet::Capacity(capacity.clone()), Facet::Build(build), Facet::Data(data), Facet::Images(images)];
     for facet in facets {
         if let Err(error) = mesh.publish(facet) {
             tracing::error!("cannot report: {error}");
         }
     }
+    let events_on = tasks::BackendEvents { core: core.clone(), mesh: mesh.clone(), capacity };
+    tracker.spawn(events_on.run(backend_events, cancel.clone()));
 
     let log = EventLog::open(&settings.state)
         .map_err(|e| UpError::Log(settings.state.join("events").display().to_string(), e))?;
@@ -248,7 +257,7 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
     };
     tracker.spawn(health.run(cancel.clone()));
     // Adoption ends before users are served: what ran before is accounted for first.
-    backend.adopt(events).await.map_err(|e| UpError::Backend("local", e))?;
+    backend.adopt(events).await.map_err(|e| UpError::Backend(kind, e))?;
     let (api_tasks, api_cancel) = (TaskTracker::new(), CancellationToken::new());
     let listeners = listeners(&settings, api_listener)?;
     api_tasks.spawn(serve_api(listeners, router, api_cancel.clone()));
@@ -280,11 +289,23 @@ fn listeners(settings: &Settings, tcp: Option<TcpListener>) -> Result<ApiListene
     Ok(listeners)
 }
 
-fn backend(settings: &Settings, name: &crate::base::PeerName) -> anyhow::Result<LocalBackend> {
+fn backend(settings: &Settings, name: &crate::base::PeerName) -> anyhow::Result<Arc<dyn Backend>> {
     let exe = match &settings.self_exe {
         Some(exe) => exe.clone(),
         None => std::env::current_exe()?,
     };
+    match settings.backend {
+        BackendKind::Local => local(settings, name, exe),
+        BackendKind::Slurm => slurm(settings, name, exe),
+    }
+}
+
+/// Where the datasets that are declared here lie.
+fn places(settings: &Settings) -> std::collections::BTreeMap<String, PathBuf> {
+    settings.datasets.iter().filter_map(|d| Some((d.name.clone(), d.path.clone()?))).collect()
+}
+
+fn local(settings: &Settings, name: &PeerName, exe: PathBuf) -> anyhow::Result<Arc<dyn Backend>> {
     let mut config = LocalConfig::new(settings.state.clone(), exe, name.clone());
     config.declared = settings.nodes.clone();
     config.logs = settings.logs;
@@ -292,10 +313,29 @@ fn backend(settings: &Settings, name: &crate::base::PeerName) -> anyhow::Result<
     config.notice = settings.notice;
     config.attempts_kept = settings.attempts_kept;
     config.container_runtime.clone_from(&settings.container_runtime);
-    let places = settings.datasets.iter().filter_map(|d| Some((d.name.clone(), d.path.clone()?)));
-    config.datasets = places.collect();
+    config.datasets = places(settings);
     config.canonical_gpu = |name: &str, memory: Bytes| gpu::canonical_measured(name, memory).ok();
-    Ok(LocalBackend::new(config)?)
+    Ok(Arc::new(LocalBackend::new(config)?))
+}
+
+fn slurm(settings: &Settings, name: &PeerName, exe: PathBuf) -> anyhow::Result<Arc<dyn Backend>> {
+    let wish = &settings.slurm;
+    let shared = wish.shared.clone().unwrap_or_else(|| settings.state.join("slurm"));
+    let mut config = SlurmConfig::new(shared, exe, name.clone());
+    (config.bin, config.conf) = (wish.bin.clone(), wish.conf.clone());
+    (config.rest, config.token) = (wish.rest.clone(), wish.token.clone());
+    (config.partition, config.account, config.qos) =
+        (wish.partition.clone(), wish.account.clone(), wish.qos.clone());
+    config.options = wish.options.clone().into_iter().collect();
+    config.gpu_names.clone_from(&wish.gpu_names);
+    (config.interval, config.pending_max) = (wish.interval, wish.pending_max);
+    (config.listen, config.host) = (wish.guard_listen, wish.guard_host.clone());
+    config.datasets = places(settings);
+    config.notice_signal = slurm::signal_number(&wish.notice_signal);
+    config.notice = settings.notice;
+    config.logs = settings.logs;
+    config.attempts_kept = settings.attempts_kept;
+    Ok(Arc::new(SlurmBackend::new(config)?))
 }
 
 impl Running {

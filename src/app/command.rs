@@ -158,6 +158,7 @@ fn settings(args: UpArgs) -> Result<Settings, String> {
     settings.region = args.region.unwrap_or(settings.region);
     settings.zone = args.zone.unwrap_or(settings.zone);
     settings.witness |= args.witness;
+    settings.backend = args.backend.unwrap_or(settings.backend);
     settings.config_file = args.config;
     settings.labels.extend(args.labels);
     Ok(settings)
@@ -222,6 +223,8 @@ fn take_config(settings: &mut Settings, config: &Config, from_file: bool) {
     settings.certificate_lifetime = config.certificate.lifetime;
     settings.container_runtime.clone_from(&config.local.container_runtime);
     settings.cgroups = config.local.cgroups;
+    settings.backend = config.backend;
+    settings.slurm.clone_from(&config.slurm);
 }
 
 /// `TOKEN@HOST:PORT`.

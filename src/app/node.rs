@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast;
 
 use crate::backends::Backend;
-use crate::backends::local::LocalBackend;
 use crate::base::{PeerName, Span, WallTime};
 use crate::core::api::{AttemptKey, Event, Flash};
 use crate::core::{ClientRequest, ClientResponse, Input};
@@ -44,7 +43,7 @@ pub(super) struct NodeParts {
     pub members: Arc<Members>,
     pub identity: Arc<Identity>,
     pub issuer: Arc<TokenIssuer>,
-    pub backend: Arc<LocalBackend>,
+    pub backend: Arc<dyn Backend>,
     pub store: Store,
     pub log: EventLog,
     pub api: Option<SocketAddr>,

@@ -9,7 +9,7 @@ use super::open::{Opened, Wish};
 use crate::backends::local::LogLimits;
 use crate::base::{Bytes, Span};
 use crate::model::NodeCapacity;
-use crate::model::config::DatasetConfig;
+use crate::model::config::{BackendKind, DatasetConfig, SlurmBackendConfig};
 use crate::model::policy::Policies;
 use crate::model::report::{Item, Terms};
 use crate::runtime::liveness::Rules;
@@ -102,6 +102,10 @@ pub struct Settings {
     pub container_runtime: Option<PathBuf>,
     /// Use cgroups where the system allows.
     pub cgroups: bool,
+    /// What runs the attempts,
+    pub backend: BackendKind,
+    /// and what it is told where that is Slurm.
+    pub slurm: SlurmBackendConfig,
     /// Gossip while things change, and when quiet.
     pub gossip: (Duration, Duration),
     /// Suspect and lost.
@@ -159,6 +163,8 @@ impl Settings {
             probe_share_milli: 5,
             container_runtime: None,
             cgroups: true,
+            backend: BackendKind::Local,
+            slurm: SlurmBackendConfig::default(),
             gossip: (Duration::from_millis(200), Duration::from_secs(1)),
             liveness: Rules::default(),
             certificate_lifetime: Span::secs(30 * 86_400),

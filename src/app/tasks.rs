@@ -12,11 +12,10 @@ use tokio_util::task::TaskTracker;
 
 use super::node::{PROXY_HEAD_BYTES_MAX, ProxyHead};
 use crate::backends::Backend;
-use crate::backends::local::LocalBackend;
 use crate::base::{Bytes, Instant, PeerName, Span};
 use crate::core::api::{Event, Flash};
 use crate::core::{BackendEvent, Input, Message};
-use crate::model::report::{ContactReport, HealthReport, QueueReport, View};
+use crate::model::report::{CapacityReport, ContactReport, HealthReport, QueueReport, View};
 use crate::runtime::driver::{BackendWork, CoreHandle, Outlet};
 use crate::runtime::eventlog::EventLog;
 use crate::runtime::gossip::Facet;
@@ -73,7 +72,7 @@ impl Outlet for MeshOutlet {
 }
 
 /// Carries out what the core wants of the backend, in order, until the core is gone.
-pub async fn backend_work(backend: Arc<LocalBackend>, mut work: mpsc::Receiver<BackendWork>) {
+pub async fn backend_work(backend: Arc<dyn Backend>, mut work: mpsc::Receiver<BackendWork>) {
     while let Some(work) = work.recv().await {
         match work {
             BackendWork::Command(command) => backend.command(command).await,
@@ -84,20 +83,33 @@ pub async fn backend_work(backend: Arc<LocalBackend>, mut work: mpsc::Receiver<B
     }
 }
 
-/// Brings the backend's events to the core.
-pub async fn backend_events(
-    core: CoreHandle,
-    mut events: mpsc::Receiver<BackendEvent>,
-    cancel: CancellationToken,
-) {
-    loop {
-        let event = tokio::select! { biased;
-            () = cancel.cancelled() => return,
-            event = events.recv() => event,
-        };
-        let Some(event) = event else { return };
-        if !core.input(Input::Backend(event)).await {
-            return;
+/// Brings the backend's events to the core, and its nodes, where they change, to the report.
+pub struct BackendEvents {
+    pub core: CoreHandle,
+    pub mesh: Mesh,
+    pub capacity: CapacityReport,
+}
+
+impl BackendEvents {
+    pub async fn run(mut self, mut events: mpsc::Receiver<BackendEvent>, cancel: CancellationToken) {
+        loop {
+            let event = tokio::select! { biased;
+                () = cancel.cancelled() => return,
+                event = events.recv() => event,
+            };
+            let Some(event) = event else { return };
+            if let BackendEvent::Cluster(state) = &event
+                && !state.nodes.is_empty()
+                && state.nodes != self.capacity.nodes
+            {
+                self.capacity.nodes.clone_from(&state.nodes);
+                if let Err(error) = self.mesh.publish(Facet::Capacity(self.capacity.clone())) {
+                    tracing::error!("cannot report: {error}");
+                }
+            }
+            if !self.core.input(Input::Backend(event)).await {
+                return;
+            }
         }
     }
 }
@@ -244,7 +256,7 @@ pub struct Health {
     pub core: CoreHandle,
     pub mesh: Mesh,
     pub store: Store,
-    pub backend: Arc<LocalBackend>,
+    pub backend: Arc<dyn Backend>,
     pub reserve: Bytes,
     pub disk_note: Option<String>,
 }

@@ -101,9 +101,13 @@ impl Ear {
         let (sender, events) = mpsc::channel(64);
         backend.adopt(sender).await.expect("adopts");
         let mut ear = Self { events, held: VecDeque::new() };
-        match ear.next().await {
-            BackendEvent::Adopted { running } => (ear, running),
-            other => panic!("the first event is {other:?}, not Adopted"),
+        loop {
+            match ear.next().await {
+                BackendEvent::Adopted { running } => return (ear, running),
+                // What there is may be said at any time.
+                BackendEvent::Cluster(_) => {}
+                other => panic!("the first event is {other:?}, not Adopted"),
+            }
         }
     }
 
@@ -134,7 +138,7 @@ impl Ear {
     async fn of(&mut self, key: AttemptKey) -> BackendEvent {
         let about = |event: &BackendEvent| match event {
             BackendEvent::Started { key, .. } | BackendEvent::Ended { key, .. } => Some(*key),
-            BackendEvent::Adopted { .. } => None,
+            BackendEvent::Adopted { .. } | BackendEvent::Cluster(_) => None,
         };
         if let Some(at) = self.held.iter().position(|e| about(e) == Some(key)) {
             return self.held.remove(at).expect("found there");

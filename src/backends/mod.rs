@@ -1,8 +1,9 @@
-//! How attempts are run: one trait, one conformance suite, and `local` (this machine).
+//! How attempts are run: one trait, one conformance suite, `local` (this machine) and `slurm` (a Slurm cluster).
 
 pub mod conformance;
 pub mod fake;
 pub mod local;
+pub mod slurm;
 
 use std::collections::BTreeMap;
 
@@ -50,6 +51,14 @@ pub trait Backend: Send + Sync + 'static {
     /// A majority holds this renewal: guards may let what is bound to it run until `sent_at` + grace.
     /// Must be visible to the guards when it returns.
     async fn renewed(&self, contact: ContactId, incarnation: u64, sent_at: Instant);
+
+    /// Mean use of the GPUs in thousandths; none where it cannot be measured. Takes a moment.
+    async fn gpu_use_milli(&self) -> Option<u32> {
+        None
+    }
+
+    /// Ends its own tasks; attempts go on under their guards.
+    async fn shutdown(&self) {}
 
     /// The log files of an attempt, newest part last; one per rank and stream, none if unknown.
     fn logs(&self, key: AttemptKey) -> Option<Vec<std::path::PathBuf>>;

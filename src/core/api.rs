@@ -10,7 +10,7 @@ pub use super::client_api::{
     WhyReport,
 };
 use super::message::Message;
-use crate::base::{ContactId, Epoch, Instant, JobId, PeerName, Span, StoreId, WallTime};
+use crate::base::{Bytes, ContactId, Epoch, Instant, JobId, MilliCpu, PeerName, Span, StoreId, WallTime};
 use crate::model::Outcome;
 use crate::model::policy::Policies;
 use crate::model::report::{ContactReport, NodeCapacity, QueueReport, View};
@@ -405,10 +405,38 @@ pub enum BackendEvent {
         /// When it ended.
         at: WallTime,
     },
+    /// The cluster's own scheduler says what it has. Only of backends whose nodes are not this peer's alone.
+    Cluster(Box<ClusterState>),
     /// After a restart: the attempts that the backend still has, running or with a kept result. What
     /// is not in it and was started before is `Unknown` until the backend says.
     Adopted {
         /// Running ones.
         running: Vec<AttemptKey>,
     },
+}
+
+/// What a scheduler below says of its cluster. It is the truth; the core's books follow it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ClusterState {
+    /// Node groups; shares count over all their nodes. Empty: as before.
+    pub nodes: Vec<NodeCapacity>,
+    /// What others than this peer's attempts hold.
+    pub others: Vec<Held>,
+    /// Where attempts of this peer really run, one node per rank.
+    pub placed: Vec<(AttemptKey, Vec<u32>)>,
+    /// Nothing new is taken, and why: the scheduler does not answer, or no node is up.
+    pub closed: Option<String>,
+}
+
+/// A part of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Held {
+    /// Index over all nodes of the cluster.
+    pub node: u32,
+    /// GPUs.
+    pub gpus: u32,
+    /// CPU.
+    pub cpus: MilliCpu,
+    /// Memory.
+    pub memory: Bytes,
 }

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::api::NodeShare;
+use super::api::{Held, NodeShare};
 use super::schedule::nodes::{Choice, fit};
 use crate::base::{Bytes, MilliCpu};
 use crate::model::report::{NodeCapacity, QueueReport};
@@ -134,7 +134,16 @@ pub fn model_does(model: Option<&str>, need: &Resources) -> bool {
 impl Books {
     /// All free.
     pub fn new(groups: &[NodeCapacity]) -> Self {
-        let mut books = Books { pools: vec![None], index: vec![BTreeMap::new()], ..Books::default() };
+        Self::with_pools(groups, vec![None])
+    }
+
+    /// Other nodes, all free; what was needed in the old books' terms is still needed in theirs.
+    pub fn renewed(&self, groups: &[NodeCapacity]) -> Self {
+        Self::with_pools(groups, self.pools.clone())
+    }
+
+    fn with_pools(groups: &[NodeCapacity], pools: Vec<Option<String>>) -> Self {
+        let mut books = Books { index: vec![BTreeMap::new(); pools.len()], pools, ..Books::default() };
         for group in groups {
             let pool = match books.pools.iter().position(|p| *p == group.gpu_model) {
                 Some(at) => at,
@@ -231,6 +240,30 @@ impl Books {
     /// Gives a share back.
     pub fn give(&mut self, shares: &[NodeShare], need: &Need) {
         self.mark(shares, need, false);
+    }
+
+    /// Others hold this: the last GPUs of the node, so that ours stay where they are.
+    pub fn hold(&mut self, held: &Held) {
+        let Some(node) = self.nodes.get(held.node as usize) else { return };
+        let all = 0..node.gpus.len() as u32;
+        let free = all.rev().filter(|g| node.gpus.get(*g as usize) == Some(&WHOLE));
+        let gpus = free.take(held.gpus as usize).collect();
+        let (cpus, memory) = (held.cpus.0, held.memory.0);
+        let need = Need { gpus: held.gpus, milli: WHOLE, cpus, memory, ..Need::default() };
+        self.mark(&[NodeShare { node: held.node, gpus }], &need, true);
+    }
+
+    /// Takes shares that were held before these books were made. GPUs that are others' now are exchanged for free
+    /// ones of the node, and left out where there are none: what is not there is not held.
+    pub fn retake(&mut self, shares: &mut [NodeShare], need: &Need) {
+        for share in shares {
+            let Some(node) = self.nodes.get(share.node as usize) else { continue };
+            let free = |g: &u32| node.gpus.get(*g as usize).is_some_and(|free| *free >= need.milli);
+            if share.gpus.len() != need.gpus as usize || !share.gpus.iter().all(free) {
+                share.gpus = (0..node.gpus.len() as u32).filter(free).take(need.gpus as usize).collect();
+            }
+            self.mark(std::slice::from_ref(share), need, true);
+        }
     }
 
     fn mark(&mut self, shares: &[NodeShare], need: &Need, taken: bool) {

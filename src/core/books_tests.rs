@@ -84,3 +84,32 @@ fn the_index_follows_every_change() {
     assert_eq!((report.gpus_free["H100"], report.gpus_total["H100"]), (24, 24));
     assert_eq!(report.cpus_free, MilliCpu(192_000));
 }
+
+#[test]
+fn what_others_hold_is_not_free_and_ours_moves_aside() {
+    let held = |gpus| Held { node: 0, gpus, cpus: MilliCpu(1_000), memory: Bytes(0) };
+    let mut books = Books::new(&[group(1, 4, "H100")]);
+    let one = books.need(&need(1));
+    books.hold(&held(3));
+    assert_eq!(fits(&books, 1, &need(2)), None);
+    let mut ours = vec![NodeShare { node: 0, gpus: vec![3] }, NodeShare { node: 9, gpus: vec![0] }];
+    books.retake(&mut ours, &one);
+    assert_eq!(ours[0].gpus, [0], "the only one that is left");
+    let mut more = vec![NodeShare { node: 0, gpus: vec![1] }];
+    books.retake(&mut more, &one);
+    assert!(more[0].gpus.is_empty(), "there is none: {more:?}");
+    books.give(&ours, &one);
+    assert!(fits(&books, 1, &need(1)).is_some() && fits(&books, 1, &need(2)).is_none());
+    books.hold(&held(9));
+    assert_eq!(fits(&books, 1, &need(1)), None);
+}
+
+#[test]
+fn what_was_needed_is_needed_in_renewed_books_too() {
+    let books = Books::new(&[group(1, 4, "H100"), group(1, 4, "L4")]);
+    let wanted = Resources { gpu: vec!["L4".into()], ..need(1) };
+    let before = books.need(&wanted);
+    let renewed = books.renewed(&[group(1, 4, "A40"), group(1, 4, "L4")]);
+    assert_eq!(renewed.need(&wanted), before);
+    assert_eq!(renewed.fit(1, &before).expect("fits")[0].node, 1);
+}

@@ -6,6 +6,7 @@
 //! what has ended is on disk before its capacity is free.
 // tidy: long because admission, attempts and their ends change the same rows in one step
 
+mod cluster;
 mod queue;
 mod quota;
 mod rebind;
@@ -124,6 +125,8 @@ pub(super) struct Executor {
     strays: BTreeSet<AttemptKey>,
     /// Closed lately, so that a late read cannot start one again within this run.
     done: VecDeque<AttemptKey>,
+    /// The scheduler below takes nothing new; why.
+    closed_below: Option<String>,
     pub report_dirty: bool,
     reported: Option<Instant>,
     /// GPUs of all claims.
@@ -160,6 +163,7 @@ impl Executor {
             queued_gpus: 0,
             flashed: None,
             prospects_at: None,
+            closed_below: None,
             priced_at: None,
         };
         for bytes in rows.values() {
@@ -481,6 +485,7 @@ impl Peer {
 
     pub(super) fn on_backend(&mut self, event: BackendEvent) {
         match event {
+            BackendEvent::Cluster(state) => self.cluster_changed(*state),
             BackendEvent::Adopted { running } => {
                 for key in &running {
                     match self.exec.attempts.get_mut(key) {

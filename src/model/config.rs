@@ -88,6 +88,8 @@ pub struct Config {
     pub certificate: CertificateConfig,
     /// The local backend.
     pub local: LocalBackendConfig,
+    /// The Slurm backend.
+    pub slurm: SlurmBackendConfig,
 }
 
 /// A dataset that this cluster holds.
@@ -117,6 +119,18 @@ pub enum BackendKind {
     /// This machine.
     #[default]
     Local,
+    /// A Slurm cluster.
+    Slurm,
+}
+
+impl BackendKind {
+    /// As in the configuration.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Local => "local",
+            Self::Slurm => "slurm",
+        }
+    }
 }
 
 /// How much is taken and kept.
@@ -202,6 +216,63 @@ pub struct LocalBackendConfig {
     pub cgroups: bool,
 }
 
+/// The Slurm backend.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SlurmBackendConfig {
+    /// Folder that this machine and all nodes see under the same path. Default none: `slurm` in the state folder.
+    pub shared: Option<PathBuf>,
+    /// Folder of Slurm's commands. Default none: PATH.
+    pub bin: Option<PathBuf>,
+    /// `SLURM_CONF` for them. Default none: as the peer has it.
+    pub conf: Option<PathBuf>,
+    /// slurmrestd, `unix:/path`, `http://host:port` or `off`. Default none: a usual socket, else the commands.
+    pub rest: Option<String>,
+    /// File with a JWT for slurmrestd over TCP.
+    pub token: Option<PathBuf>,
+    /// Partitions whose nodes are offered, with commas between; jobs that name none go there.
+    pub partition: Option<String>,
+    /// Account of jobs that name none.
+    pub account: Option<String>,
+    /// Quality of service of jobs that name none.
+    pub qos: Option<String>,
+    /// More options of sbatch, by long name; an empty value is a flag.
+    pub options: BTreeMap<String, String>,
+    /// Models of GRES types that do not say enough, such as `a100 = "A100-80G"`.
+    pub gpu_names: BTreeMap<String, String>,
+    /// Between two lists of Slurm's jobs, 200 ms to 10 min. Default 2 s.
+    pub interval: Span,
+    /// An attempt that Slurm leaves waiting for longer is given back, 1 s to 30 days. Default 1 h.
+    pub pending_max: Span,
+    /// TCP address at which guards are heard. Default `0.0.0.0:0`, a free port, the same again where it can be had.
+    pub guard_listen: SocketAddr,
+    /// Name or address at which nodes reach this machine. Default none: its host name.
+    pub guard_host: Option<String>,
+    /// Signal that gives notice. Default `TERM`.
+    pub notice_signal: String,
+}
+
+impl Default for SlurmBackendConfig {
+    fn default() -> Self {
+        Self {
+            shared: None,
+            bin: None,
+            conf: None,
+            rest: None,
+            token: None,
+            partition: None,
+            account: None,
+            qos: None,
+            options: BTreeMap::new(),
+            gpu_names: BTreeMap::new(),
+            interval: Span::secs(2),
+            pending_max: Span::secs(3_600),
+            guard_listen: any(0),
+            guard_host: None,
+            notice_signal: "TERM".into(),
+        }
+    }
+}
+
 const fn any(port: u16) -> SocketAddr {
     SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::UNSPECIFIED), port)
 }
@@ -258,6 +329,7 @@ impl Default for Config {
             },
             certificate: CertificateConfig { lifetime: Span::secs(30 * 86_400) },
             local: LocalBackendConfig { container_runtime: None, cgroups: true },
+            slurm: SlurmBackendConfig::default(),
         }
     }
 }

@@ -58,6 +58,7 @@ pub(super) struct Proof {
 
 /// What neighbours tell each other, in order, on the hello's stream.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(clippy::large_enum_variant, reason = "one at a time, on its way to the wire or from it")]
 pub(super) enum Control {
     /// Peers that the sender has a direct link to.
     Reach {

@@ -1,5 +1,6 @@
 //! What a job sees: its command line and its environment, one per rank. Pure, but for looking at paths.
 
+use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 
@@ -9,6 +10,7 @@ use super::container::{self, ContainerRun};
 use super::files::{GuardSpec, RankSpec};
 use super::processes::COOKIE_VARIABLE;
 use super::{LocalConfig, clock};
+use crate::base::PeerName;
 use crate::core::api::StartCommand;
 use crate::model::spec::Run;
 
@@ -47,7 +49,8 @@ pub fn guard_spec(command: &StartCommand, host: &Host<'_>) -> Result<GuardSpec, 
     }
     let cookie = data_encoding::HEXLOWER.encode(&rand::random::<[u8; 16]>());
     let master_port = free_port().map_err(|e| format!("no free port for MASTER_PORT: {e}"))?;
-    let common = common_env(command, host.config, &cookie, master_port);
+    let master = [("MASTER_ADDR", "127.0.0.1".to_owned()), ("MASTER_PORT", master_port.to_string())];
+    let common = common_env(command, &host.config.peer, &host.config.datasets, &cookie, &master);
     let ranks = (0..command.shares.len())
         .map(|rank| rank_spec(command, host, &common, rank, &workdir))
         .collect::<Result<Vec<_>, String>>()?;
@@ -67,6 +70,10 @@ pub fn guard_spec(command: &StartCommand, host: &Host<'_>) -> Result<GuardSpec, 
         contacts: host.config.contacts(),
         news: host.config.news(),
         cgroup: host.config.cgroups,
+        inherit: false,
+        first_rank: 0,
+        notice_signal: None,
+        remote: None,
     })
 }
 
@@ -79,11 +86,18 @@ fn free_port() -> std::io::Result<u16> {
 pub type Env = Vec<(String, String)>;
 
 /// The user's variables, then ours, which win where they carry a promise.
-fn common_env(command: &StartCommand, config: &LocalConfig, cookie: &str, master_port: u16) -> Env {
+pub(in crate::backends) fn common_env(
+    command: &StartCommand,
+    peer: &PeerName,
+    datasets: &BTreeMap<String, PathBuf>,
+    cookie: &str,
+    first: &[(&str, String)],
+) -> Env {
     let (spec, key) = (&command.spec, command.key);
     let mut env: Env = Vec::new();
-    set(&mut env, "MASTER_ADDR", "127.0.0.1");
-    set(&mut env, "MASTER_PORT", master_port);
+    for (name, value) in first {
+        set(&mut env, name, value);
+    }
     for (name, value) in &spec.env {
         set(&mut env, name, value);
     }
@@ -94,9 +108,8 @@ fn common_env(command: &StartCommand, config: &LocalConfig, cookie: &str, master
     set(&mut env, "STARLING_JOB_ID", key.job);
     set(&mut env, "STARLING_JOB_NAME", &spec.name);
     set(&mut env, "STARLING_EPOCH", key.epoch);
-    set(&mut env, "STARLING_CLUSTER", &config.peer);
-    let place =
-        |name: &String| config.datasets.get(name).map_or_else(|| name.clone(), |p| p.display().to_string());
+    set(&mut env, "STARLING_CLUSTER", peer);
+    let place = |name: &String| datasets.get(name).map_or_else(|| name.clone(), |p| p.display().to_string());
     set(&mut env, "STARLING_DATA", spec.data.iter().map(place).collect::<Vec<_>>().join("\n"));
     let mut span = digest::Context::new(&digest::SHA256);
     span.update(&command.trace.0);
@@ -110,7 +123,8 @@ fn common_env(command: &StartCommand, config: &LocalConfig, cookie: &str, master
     env
 }
 
-fn set(env: &mut Env, name: &str, value: impl ToString) {
+/// Sets a variable, once.
+pub(in crate::backends) fn set(env: &mut Env, name: &str, value: impl ToString) {
     env.retain(|(n, _)| n != name);
     env.push((name.to_owned(), value.to_string()));
 }

@@ -57,6 +57,33 @@ pub struct GuardSpec {
     pub news: PathBuf,
     /// Make a cgroup for the attempt where the system allows it.
     pub cgroup: bool,
+    /// Programs get the guard's own environment below theirs: where a scheduler prepared it.
+    #[serde(default)]
+    pub inherit: bool,
+    /// The first rank's number, for the names of log files.
+    #[serde(default)]
+    pub first_rank: u32,
+    /// The signal that gives notice; none is SIGTERM.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub notice_signal: Option<i32>,
+    /// The peer is on another machine: how it is asked. `renewed_at` and `boot` mean nothing then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remote: Option<Remote>,
+}
+
+/// How a guard on another machine than its peer's learns how long its attempt may live.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Remote {
+    /// Which guard of the attempt this is: empty, or `node-N`.
+    pub part: String,
+    /// Authenticates questions and answers, hexadecimal.
+    pub secret: String,
+    /// A shared file that says where the peer listens.
+    pub line: PathBuf,
+    /// How long the first answer is waited for before the attempt is given up as not started.
+    pub patience: Span,
+    /// Time between the scheduler's SIGTERM and its SIGKILL.
+    pub kill_wait: Span,
 }
 
 /// One rank's program.
@@ -163,13 +190,24 @@ impl AttemptDir {
     pub fn run(&self) -> PathBuf {
         self.0.join("run")
     }
-    fn file(&self, name: &str) -> PathBuf {
+    /// A file of it.
+    pub fn file(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 
     /// Makes the folder with all that a guard needs, under its name at once or not at all. False if the name
     /// was taken before.
     pub fn prepare(&self, spec: &GuardSpec, binding: Binding) -> io::Result<bool> {
+        self.prepare_with(spec, binding, &|_| Ok(()))
+    }
+
+    /// The same, with more in it: `more` gets the folder before it has its name.
+    pub fn prepare_with(
+        &self,
+        spec: &GuardSpec,
+        binding: Binding,
+        more: &dyn Fn(&Path) -> io::Result<()>,
+    ) -> io::Result<bool> {
         let aside = Self(self.0.with_extension(format!("new-{:08x}", rand::random::<u32>())));
         let mut private = fs::DirBuilder::new();
         private.mode(0o700);
@@ -183,6 +221,7 @@ impl AttemptDir {
             private_file(&aside.file("lock"))?;
             private_file(&aside.file("run-token"))?;
             mkfifoat(rustix::fs::CWD, aside.file("wake"), Mode::RUSR | Mode::WUSR)?;
+            more(&aside.0)?;
             sync(&aside.0)
         };
         let result = fill().and_then(|()| match fs::rename(&aside.0, &self.0) {

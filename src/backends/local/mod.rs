@@ -8,7 +8,7 @@ pub mod cgroup;
 pub mod clock;
 mod container;
 pub mod discovery;
-mod environment;
+pub(in crate::backends) mod environment;
 pub mod files;
 pub mod guard;
 mod keeper;
@@ -118,21 +118,9 @@ impl LocalBackend {
         Ok(Self { keeper, tasks: TaskTracker::new(), stop: CancellationToken::new() })
     }
 
-    /// Ends its own tasks; attempts go on under their guards.
-    pub async fn shutdown(&self) {
-        self.stop.cancel();
-        self.tasks.close();
-        self.tasks.wait().await;
-    }
-
     /// The folder of an attempt.
     pub fn attempt_dir(&self, key: AttemptKey) -> PathBuf {
         self.keeper.dir(key).path().to_owned()
-    }
-
-    /// Mean use of the GPUs in thousandths; none where it cannot be measured. Takes a moment.
-    pub async fn gpu_use_milli(&self) -> Option<u32> {
-        tokio::task::spawn_blocking(discovery::gpu_use_milli).await.ok().flatten()
     }
 }
 
@@ -186,18 +174,28 @@ impl Backend for LocalBackend {
         }
     }
 
+    async fn gpu_use_milli(&self) -> Option<u32> {
+        tokio::task::spawn_blocking(discovery::gpu_use_milli).await.ok().flatten()
+    }
+
+    async fn shutdown(&self) {
+        self.stop.cancel();
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+
     fn logs(&self, key: AttemptKey) -> Option<Vec<PathBuf>> {
         guard::logs::list(&self.keeper.dir(key).logs()).ok()
     }
 }
 
 /// `<job id>-<epoch>`, as `AttemptKey` prints it.
-fn parse_key(name: &str) -> Option<AttemptKey> {
+pub(in crate::backends) fn parse_key(name: &str) -> Option<AttemptKey> {
     let (job, epoch) = name.rsplit_once('-')?;
     let key = AttemptKey { job: job.parse().ok()?, epoch: crate::base::Epoch(epoch.parse().ok()?) };
     (key.to_string() == name).then_some(key)
 }
 
-fn parse_key_of(path: &Path) -> Option<AttemptKey> {
+pub(in crate::backends) fn parse_key_of(path: &Path) -> Option<AttemptKey> {
     parse_key(path.file_name()?.to_str()?)
 }

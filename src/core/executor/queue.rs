@@ -166,6 +166,7 @@ impl Peer {
 
     pub(super) fn closed_for(&self) -> Option<String> {
         match (self.draining, self.disk_full, self.exec.strays.is_empty()) {
+            _ if self.exec.closed_below.is_some() => self.exec.closed_below.clone(),
             (true, ..) => Some("drains".into()),
             (_, true, _) => Some("disk nearly full".into()),
             (.., false) => Some("stops attempts that its new disk does not know".into()),

@@ -32,7 +32,7 @@ use self::fair::{Accounts, Tenant};
 use self::nodes::{Choice, Fit, Mix, fit};
 use self::order::Queue;
 use self::outlook::MeanRuntime;
-use super::api::NodeShare;
+use super::api::{Held, NodeShare};
 use super::books::{Books, Need};
 use crate::base::{Instant, Span};
 use crate::model::Resources;
@@ -211,6 +211,24 @@ impl<K: Copy + Ord> Scheduler<K> {
             misses: BTreeMap::new(),
             queued_needs: BTreeMap::new(),
         }
+    }
+
+    /// Other nodes, of which others hold a part. What runs here keeps what it holds, on the nodes where it is said
+    /// to be placed.
+    pub fn renew(&mut self, nodes: &[NodeCapacity], others: &[Held], placed: &BTreeMap<K, Vec<u32>>) {
+        let mut books = self.books.renewed(nodes);
+        let of = |group: &String| self.config.topologies.get(group).cloned().unwrap_or_default();
+        self.topologies = books.groups().iter().map(of).collect();
+        others.iter().for_each(|held| books.hold(held));
+        for (key, r) in &mut self.running {
+            if let Some(at) = placed.get(key).filter(|at| at.len() == r.shares.len()) {
+                r.shares.iter_mut().zip(at).for_each(|(share, node)| share.node = *node);
+            }
+            books.retake(&mut r.shares, &r.request.need);
+        }
+        self.books = books;
+        self.misses.clear();
+        self.reservations.clear();
     }
 
     /// What one rank needs, in the books' terms.

@@ -34,6 +34,7 @@ pub(super) const TOP: &[Key] = &[
     key("shutdown"),
     key("certificate"),
     key("local"),
+    key("slurm"),
 ];
 pub(super) const API: &[Key] = &[key("listen"), key("unix")];
 pub(super) const NODES: &[Key] = &[
@@ -81,6 +82,23 @@ pub(super) const TIMING: &[Key] = &[
 pub(super) const SHUTDOWN: &[Key] = &[key("deadline"), key("jobs"), key("notice")];
 pub(super) const CERTIFICATE: &[Key] = &[key("lifetime")];
 pub(super) const LOCAL: &[Key] = &[key("container_runtime"), key("cgroups")];
+pub(super) const SLURM: &[Key] = &[
+    key("shared"),
+    key("bin"),
+    key("conf"),
+    key("rest"),
+    key("token"),
+    key("partition"),
+    key("account"),
+    key("qos"),
+    key("options"),
+    key("gpu_names"),
+    key("interval"),
+    key("pending_max"),
+    key("guard_listen"),
+    key("guard_host"),
+    key("notice_signal"),
+];
 
 /// Every table with its path; the empty path is the document.
 pub const SECTIONS: &[(&str, &[Key])] = &[
@@ -97,6 +115,7 @@ pub const SECTIONS: &[(&str, &[Key])] = &[
     ("shutdown", SHUTDOWN),
     ("certificate", CERTIFICATE),
     ("local", LOCAL),
+    ("slurm", SLURM),
 ];
 
 /// What people may write by habit, and what to write here.

@@ -3,8 +3,11 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use super::keys::{API, CERTIFICATE, FAMILIAR, LIMITS, LOCAL, NODES, SHUTDOWN, TIMING, TOP};
-use super::{BackendKind, Config, ConfigMistake, DOCUMENT_BYTES_MAX, GpuSets, ShutdownJobs, schedule};
+use super::keys::{API, CERTIFICATE, FAMILIAR, LIMITS, LOCAL, NODES, SHUTDOWN, SLURM, TIMING, TOP};
+use super::{
+    BackendKind, Config, ConfigMistake, DOCUMENT_BYTES_MAX, GpuSets, ShutdownJobs, SlurmBackendConfig,
+    schedule,
+};
 use crate::base::{Bytes, MilliCpu, PeerName, Span};
 use crate::model::gpu;
 use crate::model::input::fill::{cpus, labels, memory, span};
@@ -99,11 +102,11 @@ fn identity(config: &mut Config, fields: &mut Fields, m: &mut Mistakes) {
 }
 
 fn backend(field: Field, m: &mut Mistakes) -> Option<BackendKind> {
-    if matches!(&field.node.value, Value::Text(t) if ["slurm", "kubernetes"].contains(&t.as_str())) {
-        field.wrong(m, "not supported by this peer yet: must be local");
+    if matches!(&field.node.value, Value::Text(t) if t == "kubernetes") {
+        field.wrong(m, "not supported by this peer yet: must be local or slurm");
         return None;
     }
-    field.word(m, &[("local", BackendKind::Local)])
+    field.word(m, &[("local", BackendKind::Local), ("slurm", BackendKind::Slurm)])
 }
 
 fn economy(config: &mut Config, fields: &mut Fields, m: &mut Mistakes) {
@@ -123,6 +126,13 @@ fn economy(config: &mut Config, fields: &mut Fields, m: &mut Mistakes) {
     let Some(field) = fields.take("nodes", m) else { return };
     if config.witness {
         field.wrong(m, "a witness runs nothing: remove the nodes, or witness");
+        return;
+    }
+    if config.backend == BackendKind::Slurm {
+        field.wrong(
+            m,
+            "Slurm says which nodes there are: remove the nodes, or name partitions in slurm.partition",
+        );
         return;
     }
     let line = field.node.line;
@@ -250,6 +260,42 @@ fn tables(config: &mut Config, fields: &mut Fields, m: &mut Mistakes) {
         set(&mut config.local.cgroups, t.take("cgroups", m).and_then(|f| f.flag(m)));
         t.finish(m, LOCAL, &[]);
     }
+    if let Some(t) = table(fields, "slurm", m) {
+        slurm(&mut config.slurm, t, m);
+    }
+}
+
+fn slurm(s: &mut SlurmBackendConfig, mut t: Fields, m: &mut Mistakes) {
+    s.shared = t.take("shared", m).and_then(|f| path(f, m));
+    s.bin = t.take("bin", m).and_then(|f| path(f, m));
+    s.conf = t.take("conf", m).and_then(|f| path(f, m));
+    s.token = t.take("token", m).and_then(|f| path(f, m));
+    let rest = |t: &str| {
+        let socket = t.strip_prefix("unix:").is_some_and(words::absolute);
+        let http = t.strip_prefix("http://").is_some_and(|a| host_port(a.trim_end_matches('/')));
+        (socket || http || t == "off").then(|| t.to_owned())
+    };
+    let want = "must be unix:/path, http://host:port or off";
+    s.rest = t.take("rest", m).and_then(|f| f.read(m, want, rest));
+    let word = |t: &str| {
+        let good = (1..=255).contains(&t.len()) && t.bytes().all(|b| b.is_ascii_graphic());
+        good.then(|| t.to_owned())
+    };
+    let want = "must be 1 to 255 characters without blanks";
+    for (key, place) in [("partition", &mut s.partition), ("account", &mut s.account), ("qos", &mut s.qos)] {
+        *place = t.take(key, m).and_then(|f| f.read(m, want, word));
+    }
+    set(&mut s.options, t.take("options", m).map(|f| labels(f, m)));
+    set(&mut s.gpu_names, t.take("gpu_names", m).map(|f| labels(f, m)));
+    set(&mut s.interval, t.take("interval", m).and_then(|f| span(f, m, Span::millis(200), Span::secs(600))));
+    let month = DAY.scale(30, 1);
+    set(&mut s.pending_max, t.take("pending_max", m).and_then(|f| span(f, m, Span::secs(1), month)));
+    set(&mut s.guard_listen, t.take("guard_listen", m).and_then(|f| address(f, m)));
+    s.guard_host = t.take("guard_host", m).and_then(|f| f.read(m, want, word));
+    let signals = ["TERM", "USR1", "USR2", "HUP", "INT", "CONT"].map(|name| (name, name));
+    let signal = t.take("notice_signal", m).and_then(|f| f.word(m, &signals));
+    set(&mut s.notice_signal, signal.map(str::to_owned));
+    t.finish(m, SLURM, &[("partitions", "write partition, with commas between")]);
 }
 
 fn limits(config: &mut Config, mut t: Fields, m: &mut Mistakes) {

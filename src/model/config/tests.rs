@@ -68,6 +68,17 @@ jobs = "move"
 lifetime = "1d"
 [local]
 cgroups = false
+[slurm]
+shared = "/home/shared/starling"
+rest = "unix:/run/slurmrestd.socket"
+partition = "gpu,big"
+interval = "5s"
+guard_listen = "0.0.0.0:7422"
+notice_signal = "USR1"
+[slurm.options]
+nice = "10"
+[slurm.gpu_names]
+a100 = "A100-80G"
 "#;
 
 #[test]
@@ -119,7 +130,11 @@ fn wrong_values_are_refused_by_name() {
     for address in ["host", "host:0", "host:99999", "ho st:1", ":5", "[::1:5", "[zz]:5", "a\\u0007:1"] {
         wrong(&format!("advertise = \"{address}\""), &["advertise", "host:port"]);
     }
-    wrong("backend = \"slurm\"", &["not supported by this peer yet"]);
+    wrong("backend = \"kubernetes\"", &["not supported by this peer yet"]);
+    wrong("backend = \"slurm\"\n[[nodes]]\nname = \"a\"", &["Slurm says"]);
+    wrong("[slurm]\nrest = \"tcp:1\"", &["slurm.rest", "unix:/path"]);
+    wrong("[slurm]\nnotice_signal = \"KILL\"", &["notice_signal"]);
+    wrong("[slurm]\ninterval = \"1ms\"", &["slurm.interval"]);
     wrong("backend = \"lokal\"", &["did you mean local?"]);
     wrong("price_per_gpu_hour = nan", &["price_per_gpu_hour", "from 0 to 1000"]);
     wrong("price_per_gpu_hour = 1e308", &["price_per_gpu_hour"]);

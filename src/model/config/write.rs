@@ -84,6 +84,7 @@ pub(super) fn write(c: &Config) -> String {
             "backend",
             Some(text(match c.backend {
                 BackendKind::Local => "local",
+                BackendKind::Slurm => "slurm",
             })),
         ),
         ("replicas", Some(whole(c.replicas))),
@@ -129,8 +130,35 @@ pub(super) fn write(c: &Config) -> String {
                 ("cgroups", Some(Value::Boolean(c.local.cgroups))),
             ]))),
         ),
+        ("slurm", Some(Value::Table(slurm(c)))),
     ]);
     toml::to_string(&top).expect("tables of text, numbers, booleans and lists always serialize")
+}
+
+fn slurm(c: &Config) -> Table {
+    let s = &c.slurm;
+    let path = |p: &std::path::PathBuf| text(p.to_string_lossy());
+    let pairs = |all: &std::collections::BTreeMap<String, String>| {
+        let table: Table = all.iter().map(|(k, v)| (k.clone(), text(v))).collect();
+        (!table.is_empty()).then_some(Value::Table(table))
+    };
+    table([
+        ("shared", s.shared.as_ref().map(path)),
+        ("bin", s.bin.as_ref().map(path)),
+        ("conf", s.conf.as_ref().map(path)),
+        ("rest", s.rest.as_ref().map(text)),
+        ("token", s.token.as_ref().map(path)),
+        ("partition", s.partition.as_ref().map(text)),
+        ("account", s.account.as_ref().map(text)),
+        ("qos", s.qos.as_ref().map(text)),
+        ("options", pairs(&s.options)),
+        ("gpu_names", pairs(&s.gpu_names)),
+        ("interval", Some(text(span_text(s.interval)))),
+        ("pending_max", Some(text(span_text(s.pending_max)))),
+        ("guard_listen", Some(text(s.guard_listen.to_string()))),
+        ("guard_host", s.guard_host.as_ref().map(text)),
+        ("notice_signal", Some(text(&s.notice_signal))),
+    ])
 }
 
 fn limits(c: &Config) -> Table {

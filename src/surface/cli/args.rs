@@ -5,7 +5,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use super::slurm::SlurmCommand;
 use crate::base::{PeerName, Span};
+use crate::model::config::BackendKind;
 
 /// Schedules jobs over many GPU clusters with no hub: every cluster runs one identical peer
 #[derive(Debug, Parser)]
@@ -58,7 +60,7 @@ pub enum When {
 pub enum Command {
     /// Start this cluster's peer
     Up(UpArgs),
-    /// Submit a job file (YAML or JSON; - reads standard input)
+    /// Submit a job file (YAML or JSON) or an sbatch file; - reads standard input
     Submit(SubmitArgs),
     /// Submit a command as a job
     Run(RunArgs),
@@ -104,6 +106,9 @@ pub enum Command {
     Drain(ClusterArg),
     /// Take attempts again
     Undrain(ClusterArg),
+    /// Slurm's verbs over the whole mesh: squeue, sinfo, sbatch, scancel, sacct
+    #[command(subcommand)]
+    Slurm(SlurmCommand),
     /// Check a configuration file
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -157,12 +162,23 @@ pub struct UpArgs {
     /// Address for the HTTP API over TLS
     #[arg(long, value_name = "ADDR:PORT")]
     pub api_tls: Option<std::net::SocketAddr>,
+    /// What runs the jobs: local (this machine) or slurm (the Slurm cluster of this login node)
+    #[arg(long, value_parser = backend)]
+    pub backend: Option<BackendKind>,
     /// Store records and run nothing
     #[arg(long)]
     pub witness: bool,
     /// Label as KEY=VALUE; may be given more than once
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = key_value)]
     pub labels: Vec<(String, String)>,
+}
+
+fn backend(text: &str) -> Result<BackendKind, String> {
+    match text {
+        "local" => Ok(BackendKind::Local),
+        "slurm" => Ok(BackendKind::Slurm),
+        _ => Err("must be local or slurm".into()),
+    }
 }
 
 fn key_value(text: &str) -> Result<(String, String), String> {

@@ -9,6 +9,8 @@ mod mesh;
 mod operator;
 mod output;
 mod page;
+mod sbatch;
+mod slurm;
 mod submit;
 mod tenants;
 
@@ -168,6 +170,7 @@ pub(crate) async fn perform(asking: &Asking, command: Command) -> CommandResult 
         Command::Tenant(args) => tenants::tenant(asking, args).await,
         Command::Drain(args) => mesh::drain(asking, args.cluster, true).await,
         Command::Undrain(args) => mesh::drain(asking, args.cluster, false).await,
+        Command::Slurm(command) => slurm::perform(asking, command).await,
         Command::Up(_)
         | Command::Demo(_)
         | Command::Replay(_)

@@ -8,7 +8,7 @@ use axum::http::Method;
 use serde_json::{Map, Value, json};
 
 use super::args::{LogsArgs, RunArgs, SubmitArgs, WaitArgs};
-use super::{Asking, CommandResult, Failure, Reply, exit, jobs, logs};
+use super::{Asking, CommandResult, Failure, Reply, exit, jobs, logs, sbatch};
 use crate::model::spec::limits::DOCUMENT_BYTES_MAX;
 use crate::surface::documents::{SubmitDocument, WhyDocument};
 
@@ -25,7 +25,10 @@ struct After {
 
 /// `starling submit FILE`
 pub async fn submit(asking: &Asking, args: SubmitArgs) -> CommandResult {
-    let document = read(&args.file)?;
+    let mut document = read(&args.file)?;
+    if sbatch::is_script(&document) {
+        document = converted(&args.file, &document)?;
+    }
     let after = After { key: args.key, dry_run: args.dry_run, wait: args.wait, follow: args.follow };
     send(asking, document, after).await
 }
@@ -35,6 +38,32 @@ pub async fn run(asking: &Asking, args: RunArgs) -> CommandResult {
     let document = document(&args).to_string().into_bytes();
     let after = After { key: args.key, dry_run: args.dry_run, wait: args.wait, follow: args.follow };
     send(asking, document, after).await
+}
+
+/// An sbatch file as a job document. What is carried over in another way, or not at all, is said on standard error.
+fn converted(file: &Path, script: &[u8]) -> Result<Vec<u8>, Failure> {
+    let text = std::str::from_utf8(script)
+        .map_err(|e| Failure::usage(format!("{}: {e}", file.display()), "scripts are UTF-8"))?;
+    let folder = std::env::current_dir().map_err(|e| Failure::Io(e.to_string()))?;
+    match sbatch::convert(text, &folder) {
+        Ok(made) => {
+            for note in &made.notes {
+                eprintln!("starling: {}: {note}", file.display());
+            }
+            Ok(made.document.to_string().into_bytes())
+        }
+        Err(wrong) => {
+            for line in &wrong {
+                eprintln!("starling: {}: {line}", file.display());
+            }
+            let text = format!(
+                "{}: {} line(s) cannot be carried over; nothing was submitted",
+                file.display(),
+                wrong.len()
+            );
+            Err(Failure::usage(text, "take them out, or write a job file: docs/reference/spec.md"))
+        }
+    }
 }
 
 fn read(file: &Path) -> Result<Vec<u8>, Failure> {

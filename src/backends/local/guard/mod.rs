@@ -3,10 +3,13 @@
 //! A small synchronous process with one thread and one wait. It outlives the peer, lets the attempt live only
 //! while its contact is renewed, ends the whole tree of processes before anyone may think that it has
 //! ended, and leaves on disk how it was.
+// tidy: long because it is one loop over one state, and each voice that it hears changes it
 
 mod deadline;
 pub mod logs;
 mod rank;
+pub mod remote;
+mod signals;
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,8 +24,12 @@ use rustix::time::{
 
 use self::deadline::Deadline;
 use self::logs::{RotatingFile, Stream};
+use self::remote::{Asker, What};
+use self::signals::Signals;
 use super::cgroup::Cgroup;
-use super::files::{AttemptDir, Ended, GuardSpec, Guarded, Lease, Started, lease_path, poke, read_json};
+use super::files::{
+    AttemptDir, Ended, GuardSpec, Guarded, Lease, Started, Stop, lease_path, poke, read_json,
+};
 use super::{clock, container, processes};
 use crate::base::{Instant, Span, WallTime};
 use crate::core::api::StopReason;
@@ -33,6 +40,8 @@ pub const LOST_CONTACT: &str = "lost contact";
 
 /// The folder of an attempt was looked for in vain this often, a second apart: it does not come back.
 const FOLDER_GONE: u32 = 5;
+/// Words of an attempt that its scheduler told to end (SIGTERM). The peer asks the scheduler why.
+pub const BY_SCHEDULER: &str = "ended by its scheduler";
 /// A program that has not taken over by then (its file system hangs) is given up.
 const EXEC_TIME_MAX: Span = Span::secs(30);
 
@@ -42,7 +51,7 @@ pub fn main(dir: &Path) -> ExitCode {
         return rank::become_program(dir, &rank);
     }
     match guard(AttemptDir::new(dir.to_owned())) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("starling guard: {}: {error}", dir.display());
             ExitCode::FAILURE
@@ -50,20 +59,43 @@ pub fn main(dir: &Path) -> ExitCode {
     }
 }
 
-fn guard(dir: AttemptDir) -> std::io::Result<()> {
-    // Fails only for a leader of a group, which is detached enough.
-    let _ = rustix::process::setsid();
-    let Some(lock) = dir.lock()? else { return Ok(()) };
+fn guard(dir: AttemptDir) -> std::io::Result<ExitCode> {
     let spec = dir.spec()?;
+    if spec.remote.is_none() {
+        // Fails only for a leader of a group, which is detached enough. A scheduler must find us where it put us.
+        let _ = rustix::process::setsid();
+    }
+    let lock = match dir.lock() {
+        Ok(None) => return Ok(ExitCode::SUCCESS),
+        Ok(lock) => lock,
+        // A shared file system need not have locks; the token alone decides there.
+        Err(_) if spec.remote.is_some() => {
+            // The peer must not take a free lock for a dead guard.
+            std::fs::write(dir.file("no-lock"), "")?;
+            None
+        }
+        Err(error) => return Err(error),
+    };
     // Whoever daemonises below becomes this process's child, and is found.
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     if !dir.take_token()? {
-        return Ok(());
+        return Ok(ExitCode::SUCCESS);
     }
+    let scheduled = spec.remote.is_some();
     let mut guard = Guard::new(dir, spec, lock)?;
     let ended = guard.run();
+    let code = if scheduled { code_of(&ended) } else { 0 };
     guard.close(ended);
-    Ok(())
+    Ok(ExitCode::from(code))
+}
+
+/// What a scheduler is told, for its own records: as a shell tells how its program ended.
+fn code_of(outcome: &Outcome) -> u8 {
+    match outcome {
+        Outcome::Exited(code) => u8::try_from(*code).unwrap_or(1),
+        Outcome::Signaled(signal) => u8::try_from(*signal).map_or(1, |s| s.saturating_add(128)),
+        _ => 1,
+    }
 }
 
 struct Rank {
@@ -87,15 +119,21 @@ struct Guard {
     ranks: Vec<Rank>,
     running_since: Option<(Instant, WallTime)>,
     stopping: Option<Stopping>,
-    _lock: File,
+    asker: Option<Asker>,
+    signals: Option<Signals>,
+    _lock: Option<File>,
 }
 
 impl Guard {
-    fn new(dir: AttemptDir, spec: GuardSpec, lock: File) -> std::io::Result<Self> {
+    fn new(dir: AttemptDir, spec: GuardSpec, lock: Option<File>) -> std::io::Result<Self> {
         let wake = dir.open_wake()?;
         // This clock goes on through suspend, so that a machine that wakes up past a deadline acts at once.
         let timer = timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
-        let deadline = spec.grace.map(|grace| Deadline::new(grace, spec.notice, spec.renewed_at));
+        // A remote one begins with the first answer.
+        let here = spec.grace.filter(|_| spec.remote.is_none());
+        let deadline = here.map(|grace| Deadline::new(grace, spec.notice, spec.renewed_at));
+        let asker = spec.remote.as_ref().map(|r| Asker::new(spec.key, r.clone(), dir.clone()));
+        let signals = spec.remote.as_ref().map(|_| Signals::new()).transpose()?;
         let name = format!("starling-{}-{}", spec.key, spec.cookie.get(..8).unwrap_or_default());
         let cgroup = spec.cgroup.then(|| Cgroup::create(&name)).flatten();
         let guard = Self {
@@ -108,6 +146,8 @@ impl Guard {
             ranks: Vec::new(),
             running_since: None,
             stopping: None,
+            asker,
+            signals,
             _lock: lock,
         };
         Ok(guard)
@@ -136,7 +176,9 @@ impl Guard {
 
     /// Starts every rank, or says why not.
     fn begin(&mut self) -> Result<(), String> {
-        if clock::boot_id().ok().as_deref() != Some(self.spec.boot.as_str()) {
+        if self.spec.remote.is_some() {
+            self.first_answer()?;
+        } else if clock::boot_id().ok().as_deref() != Some(self.spec.boot.as_str()) {
             return Err("the machine was restarted before it began".into());
         }
         self.look();
@@ -152,7 +194,7 @@ impl Guard {
         self.dir.write_guarded(&guarded).map_err(|e| format!("its guard cannot write: {e}"))?;
         let mut starting = Vec::new();
         for index in 0..self.spec.ranks.len() {
-            let rank = rank::start(&self.dir, index)
+            let rank = rank::start(&self.dir, index, self.spec.inherit)
                 .map_err(|e| format!("rank {index} could not be forked: {e}"))?;
             starting.push(rank);
         }
@@ -161,7 +203,8 @@ impl Guard {
             rank.wait(latest.min(clock::now() + EXEC_TIME_MAX))
                 .map_err(|reason| format!("rank {index}: {reason}"))?;
             let stream = |pipe, name| {
-                let path = self.dir.logs().join(format!("rank-{index}.{name}"));
+                let number = u64::from(self.spec.first_rank) + index as u64;
+                let path = self.dir.logs().join(format!("rank-{number}.{name}"));
                 Stream::new(pipe, RotatingFile::new(path, self.spec.log_bytes, self.spec.log_files))
             };
             let out = stream(rank.stdout, "out").map_err(|e| format!("its output cannot be read: {e}"))?;
@@ -174,13 +217,37 @@ impl Guard {
             // The disk is full: it runs all the same, and `ended` will say since when.
             eprintln!("starling guard: {} could not be marked as started: {error}", self.spec.key);
         }
-        self.tell();
+        self.tell(What::Started(Started { at }));
         Ok(())
+    }
+
+    /// A guard on another machine has no clock in common with its peer: nothing starts before the peer has said
+    /// how old the last renewal is.
+    fn first_answer(&mut self) -> Result<(), String> {
+        let Some(grace) = self.spec.grace else { return Ok(()) };
+        let patience = self.spec.remote.as_ref().map_or(Span::ZERO, |r| r.patience);
+        let until = clock::now() + patience;
+        loop {
+            let answer = self.asker.as_mut().and_then(Asker::ask);
+            if let Some(renewed_at) = answer.as_ref().and_then(|a| a.renewed_at) {
+                self.deadline = Some(Deadline::new(grace, self.spec.notice, renewed_at));
+                return Ok(());
+            }
+            if answer.is_some_and(|a| a.stop.is_some()) || self.dir.stop().is_ok_and(|s| s.is_some()) {
+                return Err("it was stopped before it began".into());
+            }
+            if clock::now() >= until || self.signals.as_mut().is_some_and(|s| !s.take().is_empty()) {
+                let why = self.asker.as_ref().map(Asker::trouble).unwrap_or_default();
+                return Err(format!("its peer could not be asked from this node: {why}"));
+            }
+            std::thread::sleep(Span::millis(100).to_std());
+        }
     }
 
     /// Looks for renewals, the peer's wish and limits, and gives notice where it is time.
     fn look(&mut self) {
         let now = clock::now();
+        self.read_signals(now);
         self.read_lease(now);
         self.read_stop(now);
         let Some((since, _)) = self.running_since else { return };
@@ -193,7 +260,59 @@ impl Guard {
         }
     }
 
+    /// What the scheduler wants: its SIGTERM is an order, other signals are the user's.
+    fn read_signals(&mut self, now: Instant) {
+        for signal in self.signals.as_mut().map(Signals::take).unwrap_or_default() {
+            if signal == Signal::TERM {
+                let wait = self.spec.remote.as_ref().map_or(Span::ZERO, |r| r.kill_wait);
+                let notice = wait.scale(3, 4).min(self.spec.notice.max(Span::secs(1)));
+                self.stop(Outcome::Stopped(BY_SCHEDULER.into()), notice, now);
+            } else {
+                self.signal_ranks(signal);
+            }
+        }
+    }
+
+    /// A scheduler signals every process of a job, one after another: a program that ends of it may be seen here
+    /// before the guard's own signal comes, and did not end by itself.
+    fn hear_scheduler(&mut self, outcome: &Outcome) {
+        if self.signals.is_none() {
+            return;
+        }
+        let likely = matches!(outcome, Outcome::Signaled(9 | 15) | Outcome::Exited(137 | 143));
+        let until = clock::now() + if likely { Span::millis(300) } else { Span::ZERO };
+        loop {
+            let now = clock::now();
+            self.read_signals(now);
+            if self.stopping.is_some() || now >= until {
+                return;
+            }
+            std::thread::sleep(Span::millis(10).to_std());
+        }
+    }
+
+    fn signal_ranks(&self, signal: Signal) {
+        for rank in self.ranks.iter().filter(|r| r.status.is_none()) {
+            processes::signal_group(rank.pid.as_raw_nonzero().get(), signal);
+        }
+    }
+
+    /// Asks the peer where it is time, and does as it says.
+    fn ask(&mut self, now: Instant) {
+        let every = self.deadline.map_or(Span::secs(10), |d| d.look_every());
+        let Some(answer) = self.asker.as_mut().and_then(|a| a.ask_if_due(now, every)) else { return };
+        if let (Some(deadline), Some(renewed_at)) = (&mut self.deadline, answer.renewed_at) {
+            deadline.renewed(renewed_at, clock::now());
+        }
+        if let Some(stop) = answer.stop {
+            self.obey(stop, clock::now());
+        }
+    }
+
     fn read_lease(&mut self, now: Instant) {
+        if self.asker.is_some() {
+            return self.ask(now);
+        }
         let Some(deadline) = &mut self.deadline else { return };
         // A file that cannot be read is no renewal: the deadline stands.
         let Ok(binding) = self.dir.binding() else { return };
@@ -207,7 +326,12 @@ impl Guard {
     }
 
     fn read_stop(&mut self, now: Instant) {
-        let Ok(Some(stop)) = self.dir.stop() else { return };
+        if let Ok(Some(stop)) = self.dir.stop() {
+            self.obey(stop, now);
+        }
+    }
+
+    fn obey(&mut self, stop: Stop, now: Instant) {
         let outcome = stopped_by(stop.reason);
         // A cancel during a drain is a cancel: it must not be run again elsewhere.
         if stop.reason == StopReason::Cancel
@@ -227,9 +351,8 @@ impl Guard {
             return;
         }
         self.stopping = Some(Stopping { outcome, kill_at });
-        for rank in self.ranks.iter().filter(|r| r.status.is_none()) {
-            processes::signal_group(rank.pid.as_raw_nonzero().get(), Signal::TERM);
-        }
+        let signal = self.spec.notice_signal.and_then(Signal::from_named_raw).unwrap_or(Signal::TERM);
+        self.signal_ranks(signal);
     }
 
     fn kill_at(&self) -> Option<Instant> {
@@ -264,6 +387,8 @@ impl Guard {
         let pidfds: Vec<OwnedFd> = self.ranks.iter().filter_map(Rank::pidfd).collect();
         let streams = self.ranks.iter().flat_map(|r| &r.streams).filter_map(Stream::fd);
         let own = [self.timer.as_fd(), self.wake.as_fd()].into_iter().chain(pidfds.iter().map(AsFd::as_fd));
+        let own = own.chain(self.signals.iter().flat_map(Signals::fds));
+        let own = own.chain(self.asker.iter().filter_map(Asker::fd));
         let mut fds: Vec<PollFd<'_>> =
             own.chain(streams).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         // Looks by itself now and then, should a wake-up be lost; orphans are reaped then.
@@ -274,6 +399,9 @@ impl Guard {
         if woken {
             // Only its coming matters.
             let _ = std::io::Read::read(&mut self.wake, &mut [0; 64]);
+        }
+        if let Some(asker) = &mut self.asker {
+            asker.listen(woken);
         }
         self.copy_output();
     }
@@ -289,9 +417,15 @@ impl Guard {
     /// Takes the status of whoever ended; the first rank that fails decides for all.
     fn reap(&mut self) {
         for (pid, status) in reaped().0 {
+            if !self.ranks.iter().any(|r| r.pid == pid) {
+                continue;
+            }
+            let outcome = outcome_of(status);
+            if outcome != Outcome::Exited(0) && self.stopping.is_none() {
+                self.hear_scheduler(&outcome);
+            }
             let Some(rank) = self.ranks.iter_mut().find(|r| r.pid == pid) else { continue };
             rank.status = Some(status);
-            let outcome = outcome_of(status);
             if outcome != Outcome::Exited(0) && self.stopping.is_none() {
                 self.stop(outcome, self.spec.notice, clock::now());
             }
@@ -356,11 +490,14 @@ impl Guard {
             }
             std::thread::sleep(Span::secs(1).to_std());
         }
-        self.tell();
+        self.tell(What::Ended(ended));
     }
 
-    fn tell(&self) {
-        poke(&self.spec.news, format!("{}\n", self.spec.key).as_bytes());
+    fn tell(&mut self, what: What) {
+        match &mut self.asker {
+            Some(asker) => asker.tell(what),
+            None => poke(&self.spec.news, format!("{}\n", self.spec.key).as_bytes()),
+        }
     }
 }
 

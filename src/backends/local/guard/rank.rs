@@ -41,16 +41,19 @@ pub struct Starting {
 }
 
 /// Starts the step for rank `index`.
-pub fn start(dir: &AttemptDir, index: usize) -> std::io::Result<Starting> {
+pub fn start(dir: &AttemptDir, index: usize, inherit: bool) -> std::io::Result<Starting> {
     let (ready, tell) = pipe_with(PipeFlags::CLOEXEC)?;
     let (stdout, out) = pipe_with(PipeFlags::CLOEXEC)?;
     let (stderr, err) = pipe_with(PipeFlags::CLOEXEC)?;
     let own = rustix::process::getpid().as_raw_nonzero();
     // Still this binary when the file was replaced by an upgrade.
-    let child = Command::new("/proc/self/exe")
+    let mut step = Command::new("/proc/self/exe");
+    if !inherit {
+        step.env_clear();
+    }
+    let child = step
         .arg("guard")
         .arg(dir.path())
-        .env_clear()
         .env(RANK_VARIABLE, format!("{index}:{own}"))
         .stdin(tell)
         .stdout(out)
@@ -124,9 +127,14 @@ fn exec(spec: &GuardSpec, index: usize) -> Result<std::convert::Infallible, Stri
     if !spec.workdir.is_dir() {
         return Err(format!("its working folder {} is not there", spec.workdir.display()));
     }
-    let error = Command::new(program)
+    let mut command = Command::new(program);
+    if spec.inherit {
+        command.env_remove(RANK_VARIABLE);
+    } else {
+        command.env_clear();
+    }
+    let error = command
         .args(arguments)
-        .env_clear()
         .envs(rank.env.iter().map(|(k, v)| (k, v)))
         .current_dir(&spec.workdir)
         .stdin(Stdio::null())

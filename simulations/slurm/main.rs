@@ -1,0 +1,102 @@
+//! Real Slurm clusters, made on this machine of Debian's packages, and Starling in front of them.
+//!
+//! A cluster takes seconds to start, so scenarios share them and run one after another: a program of its own that
+//! speaks the test harness's words. `cargo test --test slurm -- --run` runs them (deploy/test does), or with
+//! STARLING_SLURM_TESTS=1; otherwise, and where Slurm is not installed, they are ignored, and one line says so.
+#![allow(clippy::disallowed_methods, reason = "measures and bounds real time, outside the product")]
+
+mod backend;
+mod faults;
+#[allow(dead_code, reason = "shared with the system tests, which use more of it")]
+#[path = "../system/harness.rs"]
+mod harness;
+mod mesh;
+mod peers;
+mod sandbox;
+
+use std::panic::AssertUnwindSafe;
+use std::process::ExitCode;
+use std::time::Instant;
+
+/// A scenario and its name.
+type Scenario = (&'static str, fn(&mut ground::Ground));
+
+macro_rules! scenarios {
+    ($($module:ident::$name:ident),* $(,)?) => {
+        [$((concat!(stringify!($module), "::", stringify!($name)), $module::$name as fn(&mut ground::Ground))),*]
+    };
+}
+
+mod ground;
+
+const SCENARIOS: &[Scenario] = &scenarios![
+    backend::it_keeps_the_contract,
+    backend::it_runs_programs,
+    backend::through_slurmrestd_too,
+    backend::a_gang_has_its_ranks_and_its_first_failure,
+    backend::a_guard_without_a_line_lives_by_the_files,
+    faults::an_empty_or_broken_answer_ends_nothing,
+    faults::a_native_job_of_the_same_name_is_not_touched,
+    faults::an_acknowledged_job_that_vanished_runs_once,
+    mesh::jobs_with_gpus_failures_and_cancels,
+    mesh::other_peoples_jobs_and_drained_nodes_are_not_offered,
+    mesh::an_sbatch_file_runs_as_it_is,
+    mesh::slurms_own_ends_are_told_apart,
+    mesh::the_controller_is_killed_in_the_middle,
+    mesh::what_a_killed_controller_forgot_never_runs_twice,
+    mesh::the_peer_is_killed_in_the_middle,
+    mesh::a_peer_that_stays_away_loses_its_job_in_time,
+];
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let asked = args.iter().any(|a| a == "--run") || std::env::var_os("STARLING_SLURM_TESTS").is_some();
+    let wanted: Vec<&String> = args.iter().filter(|a| !a.starts_with('-')).collect();
+    let chosen: Vec<&Scenario> = SCENARIOS
+        .iter()
+        .filter(|(name, _)| wanted.is_empty() || wanted.iter().any(|w| name.contains(w.as_str())))
+        .collect();
+    if args.iter().any(|a| a == "--list") {
+        chosen.iter().for_each(|(name, _)| println!("{name}: test"));
+        return ExitCode::SUCCESS;
+    }
+    println!("\nrunning {} tests", chosen.len());
+    let why_not = match sandbox::installed() {
+        Err(why) => Some(why),
+        Ok(()) if !asked => Some("deploy/test slurm runs them".into()),
+        Ok(()) => None,
+    };
+    let (mut passed, mut failed, mut ignored) = (0, 0, 0);
+    let begun = Instant::now();
+    if let Some(why) = why_not {
+        ignored = chosen.len();
+        println!("test slurm ({ignored} scenarios on real Slurm clusters) ... ignored, {why}");
+    } else {
+        let mut ground = None;
+        for (name, scenario) in chosen {
+            let begun = Instant::now();
+            let mut here = ground.take().unwrap_or_else(ground::Ground::make);
+            let went = std::panic::catch_unwind(AssertUnwindSafe(|| scenario(&mut here)));
+            let seconds = begun.elapsed().as_secs_f64();
+            match went {
+                Ok(()) => {
+                    println!("test {name} ... ok ({seconds:.1} s)");
+                    passed += 1;
+                    ground = Some(here);
+                }
+                Err(_) => {
+                    println!("test {name} ... FAILED ({seconds:.1} s)");
+                    failed += 1;
+                    here.keep();
+                }
+            }
+        }
+    }
+    let filtered = SCENARIOS.len() - passed - failed - ignored;
+    println!(
+        "\ntest result: {}. {passed} passed; {failed} failed; {ignored} ignored; 0 measured; {filtered} filtered out; finished in {:.2}s\n",
+        if failed == 0 { "ok" } else { "FAILED" },
+        begun.elapsed().as_secs_f64()
+    );
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::from(101) }
+}

@@ -1,0 +1,334 @@
+//! A mesh of three peers: two in front of Slurm clusters, one in front of this machine.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::backend::sleepers;
+use super::ground::{Ground, NODES};
+use super::harness::{cli, ended, exited, in_state, job, of_attempts, submit, succeeded, until};
+
+/// A job document that appends to a file when it starts.
+fn noted(starts: &Path, cluster: &str, more: &str, then: &str) -> String {
+    format!(
+        "name: noted\nplacement: {{clusters: [{cluster}]}}\non_lost_contact: {{grace: 20s}}\n{more}\
+         run: |\n  echo \"$STARLING_JOB_ID $STARLING_EPOCH $STARLING_CLUSTER\" >> {}\n  {then}\n",
+        starts.display()
+    )
+}
+
+fn lines(file: &Path) -> Vec<String> {
+    fs::read_to_string(file).unwrap_or_default().lines().map(str::to_owned).collect()
+}
+
+fn outcome(job: &Value) -> Value {
+    of_attempts(job, "outcome").last().cloned().unwrap_or_default()
+}
+
+pub fn jobs_with_gpus_failures_and_cancels(ground: &mut Ground) {
+    let folder = ground.folder("jobs");
+    let (mesh, a, _) = ground.mesh();
+    let loc = &mesh.loc.state;
+    // Asked for at a peer whose cluster cannot run it.
+    let gpus = submit(
+        loc,
+        "name: gpus\nresources: {gpus: 4, gpu: H100}\nrun: echo $CUDA_VISIBLE_DEVICES $SLURM_JOB_ID\n",
+    );
+    let gpus_job = succeeded(loc, &gpus);
+    let at = of_attempts(&gpus_job, "cluster")[0].as_str().expect("a cluster").to_owned();
+    assert!(at == "alpha" || at == "beta", "{gpus_job:#}");
+    let logs = cli(loc, &["logs", &gpus]).ok().out;
+    assert!(logs.contains("0,1,2,3"), "bound by Slurm, heard through any peer: {logs}");
+
+    let gang =
+        submit(loc, "name: gang\nnodes: 3\nresources: {gpus: 2, gpu: H100}\nrun: echo $RANK/$WORLD_SIZE\n");
+    succeeded(loc, &gang);
+    let logs = cli(loc, &["logs", &gang]).ok().out;
+    assert!((0..3).all(|n| logs.contains(&format!("{n}/3"))), "{logs}");
+
+    let failed = ended(loc, &submit(loc, "name: f\nplacement: {clusters: [alpha]}\nrun: exit 42\n"));
+    assert_eq!((&failed["state"], outcome(&failed)), (&"failed".into(), exited(42)), "{failed:#}");
+    let killed = ended(loc, &submit(loc, "name: k\nplacement: {clusters: [beta]}\nrun: kill -9 $$\n"));
+    assert_eq!(outcome(&killed)["value"], 9, "{killed:#}");
+    let limited = submit(loc, "name: l\nplacement: {clusters: [alpha]}\nmax_runtime: 1s\nrun: sleep 600\n");
+    assert_eq!(outcome(&ended(loc, &limited))["kind"], "timed_out");
+
+    let mark = format!("{}", 7_200 + std::process::id());
+    let starts = folder.join("starts");
+    let long = submit(loc, &noted(&starts, "alpha", "", &format!("exec sleep {mark}")));
+    in_state(loc, &long, &["running"]);
+    until("it wrote", || if lines(&starts).len() == 1 { Ok(()) } else { Err("nothing".into()) });
+    cli(&mesh.beta.state, &["cancel", &long]).ok();
+    assert_eq!(ended(loc, &long)["state"], "cancelled");
+    assert_eq!(sleepers(&mark), 0);
+    until("Slurm has nothing of it", || a.native(&long).map_or(Ok(()), Err));
+    // The look-alikes show it.
+    let queue = cli(loc, &["slurm", "squeue", "-t", "all"]).ok().out;
+    assert!(queue.contains("JOBID") && queue.contains("CANCELLED"), "{queue}");
+    let nodes = cli(loc, &["slurm", "sinfo"]).ok().out;
+    assert!(nodes.contains("alpha") && nodes.contains("beta"), "{nodes}");
+}
+
+pub fn other_peoples_jobs_and_drained_nodes_are_not_offered(ground: &mut Ground) {
+    let (mesh, a, _) = ground.mesh();
+    let free = |wanted: u64| {
+        until(&format!("{wanted} GPUs are free at alpha, as beta sees it"), || {
+            let cluster = mesh.beta.cluster("alpha")?;
+            let now = &cluster["gpus"]["H100"];
+            if now["free"] == wanted { Ok(()) } else { Err(cluster.to_string()) }
+        });
+    };
+    let all = u64::from(NODES) * 4;
+    free(all);
+    let theirs =
+        a.text("sbatch", &["--parsable", "--gres=gpu:h100:3", "-o", "/dev/null", "--wrap", "sleep 600"]);
+    free(all - 3);
+    a.run("scancel", &[&theirs]);
+    free(all);
+    a.run("scontrol", &["update", "nodename=alpha-n3", "state=drain", "reason=fan"]);
+    free(all - 4);
+    a.run("scontrol", &["update", "nodename=alpha-n3", "state=resume"]);
+    free(all);
+}
+
+pub fn an_sbatch_file_runs_as_it_is(ground: &mut Ground) {
+    let folder = ground.folder("sbatch");
+    let (mesh, a, _) = ground.mesh();
+    let file = folder.join("train.sbatch");
+    let text = format!(
+        "#!/bin/bash\n#SBATCH --job-name=train --nodes=2 --ntasks-per-node=1\n#SBATCH --gres=gpu:h100:2\n\
+         #SBATCH -t 10 --chdir={0}\n#SBATCH --output=train.out --mail-type=END\n\
+         set -o pipefail\necho \"$SLURM_JOB_NUM_NODES $SLURM_JOB_PARTITION ${{BASH_VERSION:+bash}}\"\n\
+         srun /bin/sh -c 'echo task $SLURM_PROCID $CUDA_VISIBLE_DEVICES'\n",
+        folder.display()
+    );
+    fs::write(&file, text).expect("written");
+    let taken = cli(&mesh.loc.state, &["submit", file.to_str().expect("a path"), "--wait"]);
+    assert_eq!(taken.code, 0, "{taken:?}");
+    for named in ["line 5", "--output", "grace: never"] {
+        assert!(taken.err.contains(named), "{named} is named: {taken:?}");
+    }
+    let list = cli(&mesh.loc.state, &["jobs", "--json"]).ok().json();
+    let job = &list["jobs"].as_array().expect("jobs")[0];
+    assert_eq!((&job["name"], &job["nodes"], &job["gpus"]), (&"train".into(), &2.into(), &4.into()));
+    let logs = cli(&mesh.loc.state, &["logs", job["id"].as_str().expect("an id")]).ok().out;
+    assert!(
+        logs.contains("2 main bash") && logs.contains("task 0 0,1") && logs.contains("task 1 0,1"),
+        "{logs}"
+    );
+
+    // What would change its meaning is refused, line by line, and nothing is submitted.
+    fs::write(&file, "#!/bin/bash\n#SBATCH --array=1-4\n#SBATCH --dependency=afterok:1\ntrue\n")
+        .expect("written");
+    let refused = cli(&mesh.loc.state, &["submit", file.to_str().expect("a path")]);
+    assert_eq!(refused.code, 2, "{refused:?}");
+    assert!(refused.err.contains("line 2") && refused.err.contains("line 3"), "{refused:?}");
+    assert_eq!(a.text("squeue", &["-h"]), "");
+}
+
+pub fn slurms_own_ends_are_told_apart(ground: &mut Ground) {
+    let folder = ground.folder("ends");
+    let (mesh, a, _) = ground.mesh();
+    let loc = &mesh.loc.state;
+    let run = |name: &str, more: &str| {
+        let starts = folder.join(name);
+        let id = submit(loc, &noted(&starts, "alpha", more, "exec sleep 600"));
+        until("it wrote", || if lines(&starts).len() == 1 { Ok(()) } else { Err("nothing".into()) });
+        let native = until("its native job", || a.native(&id).ok_or("none".to_owned()));
+        (id, native, starts)
+    };
+    // Somebody cancels it in Slurm: that is a cancel, and it is not run again.
+    let (id, native, _) = run("cancelled", "");
+    a.run("scancel", &[&native]);
+    assert_eq!(ended(loc, &id)["state"], "cancelled");
+    // An administrator shortens its time limit.
+    let (id, native, _) = run("limit", "");
+    a.run("scontrol", &["update", &format!("jobid={native}"), "timelimit=1"]);
+    let late = job(loc, &id).expect("a job");
+    assert_eq!(late["state"], "running", "a minute is the least that Slurm knows: {late:#}");
+    cli(loc, &["cancel", &id]).ok();
+    // A requeue over our "no": this attempt is over, the job runs once more, under the next epoch.
+    let (id, native, starts) = run("requeued", "");
+    a.run("scontrol", &["update", &format!("jobid={native}"), "requeue=1"]);
+    a.run("scontrol", &["requeue", &native]);
+    until("it runs again", || {
+        let all = lines(&starts);
+        if all.len() == 2 { Ok(()) } else { Err(format!("{all:?} {}", job(loc, &id).unwrap_or_default())) }
+    });
+    let all = lines(&starts);
+    assert!(all[0].contains(" 1 ") && all[1].contains(" 2 "), "each epoch once: {all:?}");
+    let first = &of_attempts(&job(loc, &id).expect("a job"), "outcome")[0];
+    assert!(
+        first["value"].as_str().is_some_and(|w| w.contains("requeued") || w.contains("scheduler")),
+        "{first}"
+    );
+    cli(loc, &["cancel", &id]).ok();
+    ended(loc, &id);
+}
+
+pub fn the_controller_is_killed_in_the_middle(ground: &mut Ground) {
+    let folder = ground.folder("controller");
+    let (mesh, a, _) = ground.mesh();
+    let loc = mesh.loc.state.clone();
+    let starts = folder.join("starts");
+    let go = folder.join("go");
+    let wait = format!("while [ ! -f {} ]; do sleep 0.1; done", go.display());
+    let ids: Vec<String> = (0..4).map(|_| submit(&loc, &noted(&starts, "alpha", "", &wait))).collect();
+    until(
+        "all run",
+        || if lines(&starts).len() == 4 { Ok(()) } else { Err(format!("{:?}", lines(&starts))) },
+    );
+    // Slurm saves its state lazily; what it had not saved is the next scenario.
+    let state = a.dir.join("state/job_state");
+    let now = std::time::SystemTime::now();
+    until("Slurm has saved that they run", || match fs::metadata(&state).and_then(|m| m.modified()) {
+        Ok(at) if at > now => Ok(()),
+        other => Err(format!("{other:?}")),
+    });
+    a.kill_controller();
+    until("the view says why nothing is taken", || {
+        let cluster = mesh.beta.cluster("alpha")?;
+        match cluster["closed"].as_str() {
+            Some(why) if why.contains("unknown") => Ok(()),
+            _ => Err(cluster.to_string()),
+        }
+    });
+    for id in &ids {
+        assert_eq!(job(&loc, id).expect("a job")["state"], "running", "nothing is concluded");
+    }
+    // Two end while nobody is there to note it but their guards.
+    let early = submit(&loc, "name: elsewhere\nplacement: {clusters: [beta]}\nrun: 'true'\n");
+    succeeded(&loc, &early);
+    a.start_controller();
+    a.wait_controller();
+    until("alpha takes jobs again", || {
+        let cluster = mesh.beta.cluster("alpha")?;
+        if cluster["closed"].is_null() { Ok(()) } else { Err(cluster.to_string()) }
+    });
+    fs::write(&go, "").expect("go");
+    for id in &ids {
+        let done = succeeded(&loc, id);
+        assert_eq!(of_attempts(&done, "epoch").len(), 1, "{done:#}");
+    }
+    assert_eq!(lines(&starts).len(), 4, "each once: {:?}", lines(&starts));
+    // A fresh one, whose batch job Slurm may have lost: it runs all the same, once.
+    let last = submit(&loc, &noted(&folder.join("last"), "alpha", "", "true"));
+    until("it has a batch job or ended", || {
+        let now = job(&loc, &last)?;
+        if now["epoch"] == 1 { Ok(()) } else { Err(now.to_string()) }
+    });
+    a.kill_controller();
+    std::thread::sleep(Duration::from_secs(1));
+    a.start_controller();
+    a.wait_controller();
+    succeeded(&loc, &last);
+    assert_eq!(lines(&folder.join("last")).len(), 1, "{:?}", lines(&folder.join("last")));
+    a.wait_nodes(usize::from(NODES));
+}
+
+pub fn the_peer_is_killed_in_the_middle(ground: &mut Ground) {
+    let folder = ground.folder("peer");
+    let (mesh, ..) = ground.mesh();
+    let loc = mesh.loc.state.clone();
+    let (starts, go) = (folder.join("starts"), folder.join("go"));
+    let wait = format!("while [ ! -f {} ]; do sleep 0.1; done", go.display());
+    let ids: Vec<String> = (0..3).map(|_| submit(&loc, &noted(&starts, "alpha", "", &wait))).collect();
+    let gang = submit(&loc, &noted(&starts, "alpha", "nodes: 2\n", &wait));
+    until(
+        "all run",
+        || if lines(&starts).len() == 5 { Ok(()) } else { Err(format!("{:?}", lines(&starts))) },
+    );
+    mesh.alpha.kill();
+    std::thread::sleep(Duration::from_secs(2));
+    mesh.alpha.again();
+    // Adopted: they run on, under the same epoch, and what they end with counts.
+    fs::write(&go, "").expect("go");
+    for id in ids.iter().chain([&gang]) {
+        let done = succeeded(&loc, id);
+        assert_eq!(of_attempts(&done, "epoch").len(), 1, "{done:#}");
+    }
+    assert_eq!(lines(&starts).len(), 5, "each once: {:?}", lines(&starts));
+}
+
+/// Killed a moment after they began: Slurm has forgotten some, and takes others for never started, starts them
+/// again, kills the rest as orphans. Whatever it does, no attempt runs beside another of its job.
+pub fn what_a_killed_controller_forgot_never_runs_twice(ground: &mut Ground) {
+    let folder = ground.folder("forgot");
+    let (mesh, a, _) = ground.mesh();
+    let loc = mesh.loc.state.clone();
+    let go = folder.join("go");
+    let jobs: Vec<_> = (0..4)
+        .map(|n| {
+            let beats = folder.join(format!("beats-{n}"));
+            let text = format!(
+                "name: forgot\nplacement: {{clusters: [alpha]}}\non_lost_contact: {{grace: 8s}}\nrun: |\n  \
+                 while [ ! -f {} ]; do echo \"$STARLING_EPOCH $$ $(cut -d' ' -f1 /proc/uptime)\" >> {}; sleep 0.05; done\n",
+                go.display(),
+                beats.display()
+            );
+            (submit(&loc, &text), beats)
+        })
+        .collect();
+    until("all run", || match jobs.iter().filter(|(_, beats)| lines(beats).is_empty()).count() {
+        0 => Ok(()),
+        n => Err(format!("{n} do not")),
+    });
+    a.kill_controller();
+    std::thread::sleep(Duration::from_secs(1));
+    a.start_controller();
+    a.wait_controller();
+    // Longer than a lease and two lists: whatever is to be run again has been.
+    std::thread::sleep(Duration::from_secs(15));
+    fs::write(&go, "").expect("go");
+    for (id, beats) in &jobs {
+        succeeded(&loc, id);
+        let mut runs: Vec<(String, f64, f64)> = Vec::new();
+        for line in lines(beats) {
+            let (who, at) = line.rsplit_once(' ').expect("three words");
+            let at: f64 = at.parse().expect("a time");
+            match runs.iter_mut().find(|(known, ..)| known == who) {
+                Some((_, _, last)) => *last = at,
+                None => runs.push((who.to_owned(), at, at)),
+            }
+        }
+        for pair in runs.windows(2) {
+            assert!(pair[0].2 < pair[1].1, "{id}: two at once: {runs:?}");
+        }
+    }
+    a.wait_nodes(usize::from(NODES));
+}
+
+/// The guard on the node ends the attempt within its grace, and only then does it run elsewhere.
+pub fn a_peer_that_stays_away_loses_its_job_in_time(ground: &mut Ground) {
+    let folder = ground.folder("away");
+    let (mesh, ..) = ground.mesh();
+    let loc = mesh.loc.state.clone();
+    let beats = folder.join("beats");
+    let text = format!(
+        "name: away\nresources: {{gpus: 1, gpu: H100}}\non_lost_contact: {{grace: 8s}}\n\
+         run: |\n  while :; do echo \"$STARLING_EPOCH $(cut -d' ' -f1 /proc/uptime)\" >> {}; sleep 0.05; [ $STARLING_EPOCH = 1 ] || exit 0; done\n",
+        beats.display()
+    );
+    let id = submit(&loc, &text);
+    in_state(&loc, &id, &["running"]);
+    until("it beats", || if lines(&beats).is_empty() { Err("no".into()) } else { Ok(()) });
+    let at =
+        of_attempts(&job(&loc, &id).expect("a job"), "cluster")[0].as_str().expect("a cluster").to_owned();
+    let peer = if at == "alpha" { &mut mesh.alpha } else { &mut mesh.beta };
+    peer.kill();
+    let killed = Instant::now();
+    let done = succeeded(&loc, &id);
+    let times: Vec<(u64, f64)> = lines(&beats)
+        .iter()
+        .filter_map(|l| l.split_once(' ').and_then(|(e, t)| Some((e.parse().ok()?, t.parse().ok()?))))
+        .collect();
+    let last = times.iter().filter(|(e, _)| *e == 1).map(|(_, t)| *t).fold(0.0, f64::max);
+    let next = times.iter().filter(|(e, _)| *e == 2).map(|(_, t)| *t).fold(f64::MAX, f64::min);
+    assert!(last < next, "the first had ended at {last} before the second began at {next}");
+    assert_eq!(of_attempts(&done, "epoch").len(), 2, "{done:#}");
+    assert!(killed.elapsed() < Duration::from_secs(60), "{:?}", killed.elapsed());
+    let peer = if at == "alpha" { &mut mesh.alpha } else { &mut mesh.beta };
+    peer.again();
+}

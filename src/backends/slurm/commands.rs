@@ -1,0 +1,285 @@
+//! Slurm by its commands: sbatch, squeue, sinfo, scontrol, scancel.
+//!
+//! Every command runs in an environment of its own: what of the peer's would reach the job is chosen here.
+
+use std::path::PathBuf;
+use std::process::{Output, Stdio};
+
+use async_trait::async_trait;
+use serde_json::Value;
+use tokio::io::AsyncWriteExt;
+use tokio::process::Command;
+
+use super::driver::{Driver, DriverError, NativeJob, NativeNode, Submission, SubmitError};
+use super::parse;
+use crate::base::Span;
+
+/// A command that takes longer is given up; what it did is not known.
+const PATIENCE: Span = Span::secs(30);
+/// Bytes of one answer; a cluster of 100,000 jobs stays below.
+const ANSWER_BYTES_MAX: usize = 512 << 20;
+/// What of the peer's environment the commands, and so the jobs, see.
+const INHERITED: [&str; 9] =
+    ["PATH", "HOME", "LANG", "USER", "LOGNAME", "TZ", "LD_LIBRARY_PATH", "SLURM_CONF", "SHELL"];
+
+/// The commands of one cluster.
+#[derive(Debug, Clone)]
+pub struct Commands {
+    /// Folder of the commands; none means PATH.
+    pub bin: Option<PathBuf>,
+    /// `SLURM_CONF`; none means as the peer has it.
+    pub conf: Option<PathBuf>,
+}
+
+impl Commands {
+    fn command(&self, name: &str) -> Command {
+        let program = self.bin.as_ref().map_or_else(|| PathBuf::from(name), |bin| bin.join(name));
+        let mut command = Command::new(program);
+        command.env_clear();
+        for name in INHERITED {
+            if let Some(value) = std::env::var_os(name) {
+                command.env(name, value);
+            }
+        }
+        if let Some(conf) = &self.conf {
+            command.env("SLURM_CONF", conf);
+        }
+        // Times are not read, but what is read shall not depend on the peer's language.
+        command.env("LC_ALL", "C").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.kill_on_drop(true).current_dir("/");
+        command
+    }
+
+    async fn run(&self, name: &str, args: &[&str], input: Option<&str>) -> Result<Output, DriverError> {
+        let mut command = self.command(name);
+        command.args(args);
+        if input.is_some() {
+            command.stdin(Stdio::piped());
+        }
+        let fault = |e: std::io::Error| DriverError(format!("{name}: {e}"));
+        let mut child = command.spawn().map_err(fault)?;
+        let done = async {
+            if let (Some(text), Some(mut stdin)) = (input, child.stdin.take()) {
+                // A command that does not read says why itself.
+                let _ = stdin.write_all(text.as_bytes()).await;
+            }
+            child.wait_with_output().await
+        };
+        match tokio::time::timeout(PATIENCE.to_std(), done).await {
+            Ok(Ok(output)) if output.stdout.len() > ANSWER_BYTES_MAX => {
+                Err(DriverError(format!("{name}: answered with more than {ANSWER_BYTES_MAX} bytes")))
+            }
+            Ok(output) => output.map_err(fault),
+            Err(_) => Err(DriverError(format!("{name}: no answer in {} s", PATIENCE.as_secs_f64()))),
+        }
+    }
+
+    async fn json(&self, name: &str, args: &[&str]) -> Result<Value, DriverError> {
+        let output = self.run(name, args, None).await?;
+        if !output.status.success() {
+            return Err(DriverError(format!("{name}: {}", first_words(&output))));
+        }
+        serde_json::from_slice(&output.stdout)
+            .map_err(|e| DriverError(format!("{name}: its answer is not whole JSON: {e}")))
+    }
+
+    /// The version that the commands say they are, for the log.
+    pub async fn version(&self) -> Result<String, DriverError> {
+        let output = self.run("sinfo", &["--version"], None).await?;
+        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    }
+}
+
+/// What a command said of its failure, shortened.
+fn first_words(output: &Output) -> String {
+    let text = String::from_utf8_lossy(&output.stderr);
+    let text = if text.trim().is_empty() { String::from_utf8_lossy(&output.stdout) } else { text };
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(|l| !l.is_empty()).take(4).collect();
+    let joined: String = lines.join("; ").chars().take(400).collect();
+    if joined.is_empty() { format!("failed ({})", output.status) } else { joined }
+}
+
+/// Slurm's own no, as opposed to trouble on the way to it.
+fn is_refusal(text: &str) -> bool {
+    let trouble = [
+        "contact slurm controller",
+        "timed out",
+        "Zero Bytes",
+        "Communication",
+        "Transport",
+        "connection",
+        "Connection",
+        "temporarily",
+        "slurm_receive",
+        "slurm_send",
+        "Unspecified error",
+        "Protocol",
+        "munge",
+        "Munge",
+        "standby",
+    ];
+    text.contains("job submission failed") && !trouble.iter().any(|t| text.contains(t))
+        || text.contains("Invalid") && text.contains("specification")
+        || text.contains("unrecognized option")
+}
+
+#[async_trait]
+impl Driver for Commands {
+    fn describe(&self) -> String {
+        match &self.bin {
+            Some(bin) => format!("the commands in {}", bin.display()),
+            None => "the commands".into(),
+        }
+    }
+
+    async fn jobs(&self) -> Result<Vec<NativeJob>, DriverError> {
+        let document = self.json("squeue", &["--json", "--states=all", "--local", "--all"]).await?;
+        let all = parse::list(&document, "jobs").map_err(|e| DriverError(format!("squeue: {e}")))?;
+        Ok(all.iter().filter_map(parse::job).collect())
+    }
+
+    async fn job(&self, id: u64) -> Result<Option<NativeJob>, DriverError> {
+        let output = self.run("scontrol", &["--oneliner", "show", "job", &id.to_string()], None).await?;
+        let said =
+            String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+        if said.contains("Invalid job id specified") {
+            return Ok(None);
+        }
+        if !output.status.success() {
+            return Err(DriverError(format!("scontrol: {}", first_words(&output))));
+        }
+        one_line(&String::from_utf8_lossy(&output.stdout))
+            .map(Some)
+            .ok_or_else(|| DriverError("scontrol: its answer cannot be read".into()))
+    }
+
+    async fn nodes(&self) -> Result<Vec<NativeNode>, DriverError> {
+        // Since 23.02 scontrol gives the nodes themselves and sinfo gives groups of them; before, sinfo gave nodes.
+        let whole = |d: &Value| {
+            parse::list(d, "nodes").map(|all| all.iter().filter_map(parse::node).collect::<Vec<_>>())
+        };
+        let first = self.json("scontrol", &["show", "nodes", "--json"]).await;
+        if let Ok(nodes) = first.as_ref().map_err(|e| e.0.clone()).and_then(whole) {
+            return Ok(nodes);
+        }
+        let document = self.json("sinfo", &["--json"]).await?;
+        whole(&document).map_err(|e| DriverError(format!("sinfo: {e}")))
+    }
+
+    async fn submit(&self, job: &Submission) -> Result<u64, SubmitError> {
+        let mut args = vec![
+            "--parsable".to_owned(),
+            "--no-requeue".into(),
+            format!("--job-name={}", job.name),
+            format!("--comment={}", job.comment),
+            format!("--chdir={}", job.folder.display()),
+            format!("--output={}", job.output.display()),
+            "--open-mode=append".into(),
+        ];
+        for (name, value) in &job.options {
+            args.push(if value.is_empty() { format!("--{name}") } else { format!("--{name}={value}") });
+        }
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let output =
+            self.run("sbatch", &args, Some(&job.script)).await.map_err(|e| SubmitError::Unknown(e.0))?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        // `id` or `id;cluster`.
+        let id = said.trim().split(';').next().and_then(|t| t.parse().ok());
+        match (output.status.success(), id) {
+            (true, Some(id)) => Ok(id),
+            (true, None) => Err(SubmitError::Unknown("sbatch: it gave no job id".into())),
+            (false, _) => {
+                let words = first_words(&output);
+                let text = format!("sbatch: {words}");
+                Err(if is_refusal(&words) { SubmitError::Refused(text) } else { SubmitError::Unknown(text) })
+            }
+        }
+    }
+
+    async fn cancel(&self, id: u64, name: &str) -> Result<(), DriverError> {
+        // Both must be so, or nothing is cancelled.
+        let args = [format!("--name={name}"), id.to_string()];
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let output = self.run("scancel", &args, None).await?;
+        if output.status.success() {
+            return Ok(());
+        }
+        Err(DriverError(format!("scancel: {}", first_words(&output))))
+    }
+
+    async fn kill_wait(&self) -> Option<u64> {
+        let output = self.run("scontrol", &["show", "config"], None).await.ok()?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let line = text.lines().find(|l| l.trim_start().starts_with("KillWait"))?;
+        line.split('=').nth(1)?.split_whitespace().next()?.parse().ok()
+    }
+}
+
+/// `scontrol --oneliner show job`: `Key=Value` with blanks between; values with blanks go on to the next key.
+fn one_line(text: &str) -> Option<NativeJob> {
+    let value = |key: &str| {
+        let start = text.find(&format!(" {key}=")).map(|at| at + key.len() + 2)?;
+        let rest = text.get(start..)?;
+        let mut end = rest.len();
+        for (at, _) in rest.match_indices(' ') {
+            let next = rest.get(at + 1..).unwrap_or_default();
+            let word = next.split(' ').next().unwrap_or_default();
+            if word.is_empty() || word.contains('=') {
+                end = at;
+                break;
+            }
+        }
+        rest.get(..end).map(|v| v.trim().to_owned()).filter(|v| v != "(null)")
+    };
+    let id: u64 = text.trim_start().strip_prefix("JobId=")?.split_whitespace().next()?.parse().ok()?;
+    let word = value("JobState").unwrap_or_default();
+    let exit = value("ExitCode").unwrap_or_default();
+    let (code, signal) = exit.split_once(':').unwrap_or((&exit, "0"));
+    let number = |t: &str| t.parse::<i32>().unwrap_or(0);
+    Some(NativeJob {
+        id,
+        name: value("JobName").unwrap_or_default(),
+        comment: value("Comment").unwrap_or_default(),
+        state: super::driver::NativeState::read(&word),
+        word,
+        reason: value("Reason").unwrap_or_default(),
+        status: (number(code) << 8) | number(signal),
+        restarts: value("Restarts").and_then(|t| t.parse().ok()).unwrap_or(0),
+        user: value("UserId").and_then(|t| t.split('(').next().map(str::to_owned)).unwrap_or_default(),
+        parts: Vec::new(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::driver::NativeState;
+    use super::*;
+
+    #[test]
+    fn a_job_in_one_line() {
+        let text = "JobId=2 JobName=wrap UserId=root(0) GroupId=root(0) MCS_label=N/A Restarts=1 BatchFlag=1 \
+                    JobState=FAILED Reason=NonZeroExitCode Dependency=(null) Requeue=1 ExitCode=3:0 \
+                    Comment=starling abc-1 Power= \n";
+        let job = one_line(text).expect("read");
+        assert_eq!((job.id, job.name.as_str(), job.state), (2, "wrap", NativeState::Failed));
+        assert_eq!((job.status, job.restarts, job.user.as_str()), (3 << 8, 1, "root"));
+        assert_eq!(job.comment, "starling abc-1", "with its blank");
+        assert_eq!(one_line("slurm_load_jobs error"), None);
+    }
+
+    #[test]
+    fn trouble_on_the_way_is_no_refusal() {
+        let no = "sbatch: error: Batch job submission failed: Requested node configuration is not available";
+        assert!(is_refusal(no));
+        assert!(is_refusal("sbatch: error: Invalid --gres specification"));
+        for trouble in [
+            "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)",
+            "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation",
+            "sbatch: error: Batch job submission failed: Zero Bytes were transmitted or received",
+            "Killed",
+            "",
+        ] {
+            assert!(!is_refusal(trouble), "{trouble}");
+        }
+    }
+}

@@ -1,0 +1,974 @@
+//! The peer's book of attempts on a Slurm cluster: what was asked for, what guards said, what Slurm says.
+//!
+//! Three voices, in this order of trust. A guard's `ended` is how it ended. Slurm's own word that a job is over
+//! ends an attempt whose guard did not get to say it, except where only a node was lost: there the guard may live
+//! on, and is waited for until its last lease has run out. That a job is *not in a list* means nothing by itself.
+//! All calls block on the disk a little.
+// tidy: long because every voice changes the same entry of one book
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fs;
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use data_encoding::HEXLOWER;
+use tokio::sync::Notify;
+
+use super::SlurmConfig;
+use super::driver::{NativeJob, NativeState, Submission, SubmitError};
+use super::nodes::NodeMap;
+use super::prepare::{self, Kept, native_name, read_tag, tag};
+use crate::backends::local::files::{
+    AttemptDir, Binding, Ended, Stop, optional, read_json, write_json, write_json_unsynced,
+};
+use crate::backends::local::guard::remote::{Answer, Question, What};
+use crate::backends::local::guard::{self, BY_SCHEDULER};
+use crate::backends::local::{clock, parse_key_of};
+use crate::base::{ContactId, Instant, Span, WallTime};
+use crate::core::api::{AttemptKey, StartCommand, StopReason};
+use crate::core::{BackendCommand, BackendEvent};
+use crate::model::Outcome;
+
+/// Lists, one after another, in which an attempt must be missing before Slurm is asked about it by number.
+pub const MISSING_LISTS: u32 = 2;
+/// A batch job that vanished before it began is made anew this often.
+const SUBMITS_MAX: u32 = 4;
+/// A batch job may be missing from a list that was asked for this soon after it was made.
+const FRESH: Span = Span::secs(5);
+/// How long Slurm is waited for to say why it ended an attempt.
+const WHY_PATIENCE: Span = Span::secs(60);
+/// After its time for the end is over, an attempt is ended by scancel too.
+const CANCEL_AFTER: Span = Span::secs(5);
+/// An adopted attempt that waits in Slurm's queue, and that the core has not asked for again by then, is given up.
+const WANTED_WITHIN: Span = Span::secs(300);
+
+/// Where an attempt stands with Slurm.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// To be submitted.
+    Wanted,
+    /// sbatch runs.
+    Submitting,
+    /// It was submitted, or may have been.
+    Submitted,
+}
+
+/// An attempt that has not ended, as far as is known.
+#[derive(Debug)]
+struct Live {
+    kept: Kept,
+    binding: Binding,
+    phase: Phase,
+    native: Option<u64>,
+    submits: u32,
+    since: Instant,
+    announced: bool,
+    /// Lists in a row that it was missing from.
+    missing: u32,
+    /// It was seen in a list by name.
+    seen: Option<NativeJob>,
+    pending_since: Option<Instant>,
+    /// The core knows it.
+    wanted: bool,
+    /// Until when a guard may believe that it may live: grace counted from our last answer.
+    leased_at: Instant,
+    /// Its node or its record was lost: no more answers, and why.
+    fenced: Option<(Instant, String)>,
+    stop: Option<(Stop, Instant)>,
+    cancelled: bool,
+    /// Its guard was told by Slurm to end; since when the reason is waited for.
+    asking_why: Option<(Instant, Ended)>,
+    /// What it has not told over the line is looked for in files.
+    on_line: Option<Instant>,
+}
+
+/// What the loop must do with Slurm.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Act {
+    /// Submit this.
+    Submit(AttemptKey, Submission),
+    /// Ask about this number.
+    Ask(AttemptKey, u64),
+    /// Cancel this number, if it still has the attempt's name.
+    Cancel(AttemptKey, u64),
+}
+
+/// See the module.
+pub struct Keeper {
+    pub(super) config: SlurmConfig,
+    /// There are events or things to do.
+    pub(super) changed: Notify,
+    live: Mutex<BTreeMap<AttemptKey, Live>>,
+    events: Mutex<VecDeque<BackendEvent>>,
+    acts: Mutex<VecDeque<Act>>,
+    wakes: Mutex<Vec<AttemptKey>>,
+    forgotten: Mutex<VecDeque<AttemptKey>>,
+    renewals: Mutex<BTreeMap<(ContactId, u64), Instant>>,
+    map: Mutex<NodeMap>,
+    kill_wait: Mutex<Span>,
+}
+
+/// A panic elsewhere leaves these maps whole: every change is one call.
+fn open<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Keeper {
+    pub(super) fn new(mut config: SlurmConfig) -> io::Result<Self> {
+        let mut private = fs::DirBuilder::new();
+        private.recursive(true).mode(0o700);
+        private.create(&config.shared)?;
+        config.shared = fs::canonicalize(&config.shared)?;
+        private.create(config.attempts())?;
+        private.create(config.bin_folder())?;
+        Ok(Self {
+            config,
+            changed: Notify::new(),
+            live: Mutex::default(),
+            events: Mutex::default(),
+            acts: Mutex::default(),
+            wakes: Mutex::default(),
+            forgotten: Mutex::default(),
+            renewals: Mutex::default(),
+            map: Mutex::default(),
+            kill_wait: Mutex::new(Span::secs(30)),
+        })
+    }
+
+    /// The folder of an attempt.
+    pub fn dir(&self, key: AttemptKey) -> AttemptDir {
+        AttemptDir::new(self.config.attempts().join(key.to_string()))
+    }
+    fn node_dirs(&self, key: AttemptKey, parts: u32) -> Vec<AttemptDir> {
+        let dir = self.dir(key);
+        (0..parts).map(|n| AttemptDir::new(dir.file(&format!("node-{n}")))).collect()
+    }
+
+    pub(super) fn say(&self, event: BackendEvent) {
+        open(&self.events).push_back(event);
+        self.changed.notify_one();
+    }
+    fn act(&self, act: Act) {
+        open(&self.acts).push_back(act);
+        self.changed.notify_one();
+    }
+    fn wake(&self, key: AttemptKey) {
+        open(&self.wakes).push(key);
+        self.changed.notify_one();
+    }
+    pub(super) fn next_event(&self) -> Option<BackendEvent> {
+        open(&self.events).pop_front()
+    }
+    pub(super) fn take_acts(&self) -> Vec<Act> {
+        open(&self.acts).drain(..).collect()
+    }
+    pub(super) fn take_wakes(&self) -> Vec<AttemptKey> {
+        std::mem::take(&mut *open(&self.wakes))
+    }
+    pub(super) fn set_map(&self, map: NodeMap) {
+        *open(&self.map) = map;
+    }
+    pub(super) fn map(&self) -> NodeMap {
+        open(&self.map).clone()
+    }
+    pub(super) fn set_kill_wait(&self, wait: Span) {
+        *open(&self.kill_wait) = wait;
+    }
+    /// Attempts that have not ended.
+    #[cfg(test)]
+    pub fn live_count(&self) -> usize {
+        open(&self.live).len()
+    }
+
+    /// The attempt of a native job, if the job is this peer's: name *and* comment say so, and we know it.
+    pub(super) fn ours(&self, job: &NativeJob) -> Option<AttemptKey> {
+        let (key, mark) = read_tag(&job.comment)?;
+        let ours = open(&self.live).get(&key).is_some_and(|l| l.kept.mark == mark);
+        (job.name == native_name(key) && ours).then_some(key)
+    }
+
+    // Guards.
+
+    pub(super) fn secret(&self, key: AttemptKey) -> Option<Vec<u8>> {
+        let known = open(&self.live).get(&key).map(|l| l.kept.secret.clone());
+        // A guard of an attempt that is over is told so, if its folder is still there.
+        let text = match known {
+            Some(text) => text,
+            None => read_json::<Kept>(&self.dir(key).file("slurm.json")).ok()?.secret,
+        };
+        HEXLOWER.decode(text.as_bytes()).ok()
+    }
+
+    /// A guard spoke, and proved that it is one.
+    pub(super) fn heard(&self, question: Question) -> Answer {
+        let Question { key, part, nonce, what } = question;
+        let answer = self.answer(key, nonce);
+        if let Some(live) = open(&self.live).get_mut(&key) {
+            live.on_line = Some(clock::now());
+        }
+        match what {
+            What::Ask => {}
+            What::Started(started) if part.is_empty() || part == "node-0" => {
+                self.started(key, &part, started.at);
+            }
+            What::Started(_) => {}
+            What::Ended(ended) => self.guard_ended(key, &part, ended),
+        }
+        answer
+    }
+
+    fn answer(&self, key: AttemptKey, nonce: String) -> Answer {
+        let mut live = open(&self.live);
+        let Some(live) = live.get_mut(&key) else {
+            let stop = Stop { reason: StopReason::Superseded, notice: Span::ZERO };
+            return Answer { nonce, age_us: None, stop: Some(stop) };
+        };
+        let stop = live.stop.map(|(stop, _)| stop);
+        if live.fenced.is_some() {
+            return Answer { nonce, age_us: None, stop };
+        }
+        let renewals = open(&self.renewals);
+        let sent = |b: Binding| renewals.get(&(b.contact, b.incarnation)).copied();
+        // Without one of them none counts.
+        let oldest = live.binding.each().map(sent).min().flatten();
+        let now = clock::now();
+        if oldest.is_some() {
+            live.leased_at = now;
+        }
+        Answer { nonce, age_us: oldest.map(|at| now.since(at).0), stop }
+    }
+
+    /// Answers the questions that guards without a line left in their folders.
+    pub(super) fn answer_files(&self) {
+        let quiet: Vec<(AttemptKey, u32)> = {
+            let now = clock::now();
+            let live = open(&self.live);
+            let quiet = |l: &Live| {
+                let every = l.kept.grace.map_or(Span::secs(10), |g| g.scale(1, 5).min(Span::secs(20)));
+                l.phase == Phase::Submitted && l.on_line.is_none_or(|at| now.since(at) > every)
+            };
+            live.iter().filter(|(_, l)| quiet(l)).map(|(k, l)| (*k, l.kept.parts)).collect()
+        };
+        for (key, parts) in quiet {
+            for dir in std::iter::once(self.dir(key)).chain(self.node_dirs(key, parts)) {
+                let question: Option<Question> =
+                    optional(read_json(&dir.file("question.json"))).ok().flatten();
+                let Some(question) = question.filter(|q| q.key == key) else { continue };
+                let answer = self.answer(key, question.nonce);
+                if let Err(error) = write_json_unsynced(&dir.file("answer.json"), &answer) {
+                    tracing::warn!(%key, %error, "a guard cannot be answered");
+                }
+            }
+        }
+    }
+
+    pub(super) fn renewed(&self, contact: ContactId, incarnation: u64, sent_at: Instant) {
+        let used: std::collections::BTreeSet<(ContactId, u64)> = open(&self.live)
+            .values()
+            .flat_map(|l| l.binding.each().map(|b| (b.contact, b.incarnation)))
+            .collect();
+        let mut renewals = open(&self.renewals);
+        renewals.retain(|binding, _| used.contains(binding));
+        renewals.insert((contact, incarnation), sent_at);
+        drop(renewals);
+        self.answer_files();
+    }
+
+    fn started(&self, key: AttemptKey, part: &str, at: WallTime) {
+        let mut live = open(&self.live);
+        let Some(live) = live.get_mut(&key) else { return };
+        // Of a gang the first node's program counts, not the launcher.
+        if live.announced || (live.kept.parts > 0 && part.is_empty()) {
+            return;
+        }
+        live.announced = true;
+        self.say(BackendEvent::Started { key, at });
+    }
+
+    fn guard_ended(&self, key: AttemptKey, part: &str, ended: Ended) {
+        let parts = open(&self.live).get(&key).map(|l| l.kept.parts);
+        match parts {
+            Some(0) if part.is_empty() => self.settle(key, ended),
+            Some(_) => self.check(key),
+            None => {}
+        }
+    }
+
+    // Commands.
+
+    pub(super) fn command(&self, command: BackendCommand) {
+        match command {
+            BackendCommand::Start(start) => self.start(&start),
+            BackendCommand::Stop { key, notice, reason } => self.stop(key, Stop { reason, notice }),
+            BackendCommand::Rebind { key, to, and } => self.rebind(key, Binding { and, ..Binding::to(to) }),
+            BackendCommand::Forget { key } => self.forget(key),
+        }
+    }
+
+    fn rebind(&self, key: AttemptKey, binding: Binding) {
+        if let Err(error) = self.dir(key).rebind(binding) {
+            // It lives by the old one, which is no longer renewed: safe, and it will end.
+            return tracing::warn!(%key, %error, "an attempt could not be bound to a new contact");
+        }
+        if let Some(live) = open(&self.live).get_mut(&key) {
+            live.binding = binding;
+        }
+        self.wake(key);
+    }
+
+    fn start(&self, start: &StartCommand) {
+        let key = start.key;
+        let dir = self.dir(key);
+        match dir.ended() {
+            Ok(Some(ended)) => return self.say_ended(key, ended),
+            Ok(None) => {}
+            Err(error) => return tracing::error!(%key, %error, "an attempt's end cannot be read"),
+        }
+        if let Some(live) = open(&self.live).get_mut(&key) {
+            live.wanted = true;
+            if live.announced
+                && let Ok(Some(started)) = self.started_file(key, live.kept.parts)
+            {
+                self.say(BackendEvent::Started { key, at: started });
+            }
+            return;
+        }
+        if dir.path().exists() {
+            // Known to the disk and not to us: it will be looked at when it is adopted.
+            return tracing::warn!(%key, "an attempt's folder is there that was not adopted");
+        }
+        open(&self.renewals).entry(start.binding).or_insert(start.renewed_at);
+        let kill_wait = *open(&self.kill_wait);
+        match prepare::prepare(start, &self.config, &self.map(), kill_wait, &dir) {
+            Ok(Some(kept)) => {
+                let live = Live::new(kept, Binding::to(start.binding));
+                open(&self.live).insert(key, live);
+                self.submit(key);
+            }
+            Ok(None) => tracing::warn!(%key, "an attempt's name was taken meanwhile"),
+            Err(why) => self.close_unstarted(key, Outcome::NotStarted(why)),
+        }
+    }
+
+    fn started_file(&self, key: AttemptKey, parts: u32) -> io::Result<Option<WallTime>> {
+        let dirs = self.node_dirs(key, parts.min(1));
+        let dir = dirs.into_iter().next().unwrap_or_else(|| self.dir(key));
+        Ok(dir.started()?.map(|s| s.at))
+    }
+
+    fn submit(&self, key: AttemptKey) {
+        let mut all = open(&self.live);
+        let Some(live) = all.get_mut(&key) else { return };
+        (live.phase, live.submits, live.since) = (Phase::Submitting, live.submits + 1, clock::now());
+        (live.missing, live.native, live.seen) = (0, None, None);
+        let submission = live.kept.submission(key, self.dir(key).path());
+        drop(all);
+        self.act(Act::Submit(key, submission));
+    }
+
+    /// What became of a submission.
+    pub(super) fn submitted(&self, key: AttemptKey, result: Result<u64, SubmitError>) {
+        let dir = self.dir(key);
+        {
+            let mut all = open(&self.live);
+            let Some(live) = all.get_mut(&key) else {
+                // Stopped meanwhile: the token is gone, and what was made is taken back.
+                if let Ok(id) = result {
+                    drop(all);
+                    self.act(Act::Cancel(key, id));
+                }
+                return;
+            };
+            (live.phase, live.since) = (Phase::Submitted, clock::now());
+            if let Ok(id) = &result {
+                live.native = Some(*id);
+            }
+        }
+        match result {
+            Ok(id) => {
+                // Only a hint for people and for the next run; the name is what counts.
+                let _ = write_json_unsynced(&dir.file("native.json"), &id);
+            }
+            Err(SubmitError::Unknown(why)) => {
+                tracing::warn!(%key, "whether Slurm took an attempt is not known, it is looked for: {why}");
+            }
+            Err(SubmitError::Refused(why)) => match dir.revoke_token() {
+                Ok(true) => self.close_unstarted(key, Outcome::NotStarted(why)),
+                // An earlier submission of the same attempt has begun.
+                _ => tracing::info!(%key, "refused by Slurm, and it runs already: {why}"),
+            },
+        }
+    }
+
+    /// Under a name that nothing ever ran under, and now never will.
+    fn close_unstarted(&self, key: AttemptKey, outcome: Outcome) {
+        let ended = Ended { outcome, started_at: None, at: clock::wall(), output_lost: 0 };
+        if let Err(error) = self.dir(key).close_unstarted(&ended) {
+            tracing::warn!(%key, %error, "that an attempt did not start could not be written");
+        }
+        open(&self.live).remove(&key);
+        self.say_ended(key, ended);
+    }
+
+    /// Says an end once, whoever told of it first.
+    fn drop_live(&self, key: AttemptKey, ended: Ended) {
+        if open(&self.live).remove(&key).is_some() {
+            self.say_ended(key, ended);
+        }
+    }
+
+    fn say_ended(&self, key: AttemptKey, ended: Ended) {
+        let Ended { outcome, started_at, at, .. } = ended;
+        self.say(BackendEvent::Ended { key, outcome, started_at, at });
+    }
+
+    fn stop(&self, key: AttemptKey, stop: Stop) {
+        let dir = self.dir(key);
+        match dir.ended() {
+            Ok(Some(ended)) => return self.say_ended(key, ended),
+            Ok(None) => {}
+            Err(error) => return tracing::error!(%key, %error, "an attempt's end cannot be read"),
+        }
+        if !dir.path().exists() || dir.revoke_token().unwrap_or(false) {
+            let native = open(&self.live).get(&key).and_then(Live::number);
+            if let Some(id) = native {
+                self.act(Act::Cancel(key, id));
+            }
+            return self.close_unstarted(key, guard::stopped_by(stop.reason));
+        }
+        let fenced_for_ever = {
+            let mut all = open(&self.live);
+            let Some(live) = all.get_mut(&key) else { return };
+            // A later word may only make the end come sooner, and a cancel is a cancel.
+            let kill_at = clock::now() + stop.notice;
+            let at = live.stop.map_or(kill_at, |(_, at)| at.min(kill_at));
+            let reason = match live.stop {
+                Some((old, _)) if stop.reason != StopReason::Cancel => old.reason,
+                _ => stop.reason,
+            };
+            live.stop = Some((Stop { reason, ..stop }, at));
+            live.fenced.is_some() && live.kept.grace.is_none()
+        };
+        if fenced_for_ever {
+            // Nobody could ever prove that it has ended. Its record moved on: that was an operator's word.
+            let ended = Ended {
+                outcome: guard::stopped_by(stop.reason),
+                started_at: None,
+                at: clock::wall(),
+                output_lost: 0,
+            };
+            return self.write_end(key, ended);
+        }
+        if let Err(error) = dir.write_stop(stop) {
+            tracing::error!(%key, %error, "an attempt could not be told to stop by its file");
+        }
+        dir.wake();
+        self.wake(key);
+    }
+
+    fn forget(&self, key: AttemptKey) {
+        let dir = self.dir(key);
+        match dir.ended() {
+            Ok(Some(_)) if dir.forgotten().is_none() => {}
+            Ok(_) => return,
+            Err(error) => return tracing::error!(%key, %error, "an attempt's end cannot be read"),
+        }
+        let parts = read_json::<Kept>(&dir.file("slurm.json")).map_or(0, |k| k.parts);
+        for node in self.node_dirs(key, parts) {
+            let _ = node.forget();
+        }
+        for name in ["slurm.json", "native.json", "question.json", "answer.json"] {
+            let _ = fs::remove_file(dir.file(name));
+        }
+        if let Err(error) = dir.forget() {
+            return tracing::warn!(%key, %error, "an attempt could not be cleaned up");
+        }
+        let mut forgotten = open(&self.forgotten);
+        forgotten.push_back(key);
+        while forgotten.len() > self.config.attempts_kept {
+            let Some(oldest) = forgotten.pop_front() else { break };
+            if let Err(error) = fs::remove_dir_all(self.dir(oldest).path()) {
+                tracing::warn!(key = %oldest, %error, "an old attempt's folder could not be removed");
+            }
+        }
+    }
+
+    // Ends.
+
+    /// Writes the end where the guard did not, and says it.
+    fn write_end(&self, key: AttemptKey, ended: Ended) {
+        if let Err(error) = self.dir(key).write_ended(&ended) {
+            // Tried again at the next look.
+            return tracing::error!(%key, %error, "how an attempt ended could not be written");
+        }
+        self.drop_live(key, ended);
+    }
+
+    /// A guard's word is final, unless Slurm made it end: then Slurm says why.
+    fn settle(&self, key: AttemptKey, ended: Ended) {
+        if ended.outcome != Outcome::Stopped(BY_SCHEDULER.into()) {
+            return self.drop_live(key, ended);
+        }
+        let mut all = open(&self.live);
+        let Some(live) = all.get_mut(&key) else { return };
+        let since = live.asking_why.as_ref().map_or(clock::now(), |(at, _)| *at);
+        live.asking_why = Some((since, ended.clone()));
+        let native = live.seen.clone().filter(|n| n.state.is_over());
+        drop(all);
+        match native {
+            Some(native) => {
+                let outcome = slurm_outcome(&native).unwrap_or(ended.outcome.clone());
+                self.write_end(key, Ended { outcome, ..ended });
+            }
+            None if clock::now().since(since) > WHY_PATIENCE => self.write_end(key, ended),
+            None => {}
+        }
+    }
+
+    /// Looks into an attempt's folder.
+    pub(super) fn check(&self, key: AttemptKey) {
+        let Some((parts, announced)) = open(&self.live).get(&key).map(|l| (l.kept.parts, l.announced)) else {
+            return;
+        };
+        if !announced && let Ok(Some(at)) = self.started_file(key, parts) {
+            self.started(key, if parts == 0 { "" } else { "node-0" }, at);
+        }
+        let whole = match self.dir(key).ended() {
+            Ok(Some(ended)) => ended,
+            Ok(None) => return,
+            Err(error) => return tracing::warn!(%key, %error, "an attempt's end cannot be read"),
+        };
+        if parts == 0 {
+            return self.settle(key, whole);
+        }
+        // The launcher is gone; every node's guard must be, too.
+        let mut nodes: Vec<Ended> = Vec::new();
+        for node in self.node_dirs(key, parts) {
+            match node.ended() {
+                Ok(Some(ended)) => nodes.push(ended),
+                Ok(None) if node.revoke_token().unwrap_or(false) || !node.token_taken() => {}
+                _ => {
+                    // Slurm ends what is left, and its word that it did counts.
+                    let mut all = open(&self.live);
+                    let Some(live) = all.get_mut(&key) else { return };
+                    let believed = |n: &NativeJob| n.state.is_over() && n.state != NativeState::NodeFail;
+                    let lives = matches!(node.locked(), Ok(true));
+                    if lives || !live.seen.as_ref().is_some_and(believed) {
+                        if let Some(id) = live.number()
+                            && clock::now().since(live.since) > CANCEL_AFTER
+                            && !std::mem::replace(&mut live.cancelled, true)
+                        {
+                            drop(all);
+                            self.act(Act::Cancel(key, id));
+                        }
+                        return;
+                    }
+                }
+            }
+        }
+        let ended = gang_outcome(whole, &nodes);
+        self.settle(key, ended);
+    }
+
+    /// One whole list of Slurm's jobs. True if something of an attempt is open that only a next list can close.
+    pub(super) fn seen(&self, jobs: &[NativeJob], asked_at: Instant) {
+        let mut by_name: BTreeMap<&str, Vec<&NativeJob>> = BTreeMap::new();
+        for job in jobs.iter().filter(|j| j.name.starts_with("starling-")) {
+            by_name.entry(&job.name).or_default().push(job);
+        }
+        let keys: Vec<(AttemptKey, String)> =
+            open(&self.live).iter().map(|(key, l)| (*key, tag(*key, &l.kept.mark))).collect();
+        for (key, tag) in keys {
+            let name = native_name(key);
+            // One of the same name without our tag is somebody else's, and stays untouched.
+            let all = by_name.get(name.as_str()).into_iter().flatten().filter(|j| j.comment == tag);
+            // Where it was made twice, the one that is not over counts, else the last.
+            let job = all.max_by_key(|j| (!j.state.is_over(), j.id)).map(|j| (*j).clone());
+            match job {
+                Some(job) => self.seen_one(key, job),
+                None => self.missing(key, asked_at),
+            }
+            self.check(key);
+            self.overdue(key);
+        }
+    }
+
+    fn seen_one(&self, key: AttemptKey, job: NativeJob) {
+        {
+            let mut all = open(&self.live);
+            let Some(live) = all.get_mut(&key) else { return };
+            live.missing = 0;
+            live.native = Some(job.id);
+            if live.phase == Phase::Wanted {
+                live.phase = Phase::Submitted;
+            }
+            if job.state == NativeState::Pending {
+                live.pending_since.get_or_insert(clock::now());
+            } else {
+                live.pending_since = None;
+            }
+            if live.fenced.is_some() && job.state == NativeState::Active {
+                live.fenced = None;
+            }
+            live.seen = Some(job.clone());
+        }
+        match job.state {
+            NativeState::Pending => self.pending(key, &job),
+            NativeState::Active | NativeState::Other => {}
+            _ => self.over(key, &job),
+        }
+    }
+
+    /// It waits in Slurm's queue; if it ran before, it was requeued over our "no".
+    fn pending(&self, key: AttemptKey, job: &NativeJob) {
+        let dir = self.dir(key);
+        if dir.token_taken() {
+            let over = matches!(dir.ended(), Ok(None)) && job.restarts > 0;
+            if over && self.guards_gone(key) == Some(true) {
+                self.act(Act::Cancel(key, job.id));
+                let outcome = Outcome::Stopped("requeued by Slurm".into());
+                self.write_end(key, self.end_now(key, outcome));
+            }
+            return;
+        }
+        let now = clock::now();
+        let (since, wanted, age) = {
+            let all = open(&self.live);
+            let Some(live) = all.get(&key) else { return };
+            (live.pending_since, live.wanted, now.since(live.since))
+        };
+        let too_long = since.is_some_and(|at| now.since(at) > self.config.pending_max);
+        let why = if too_long {
+            format!(
+                "Slurm did not start it within {} s: {}",
+                self.config.pending_max.as_secs_f64(),
+                job.reason
+            )
+        } else if !wanted && age > WANTED_WITHIN {
+            "nobody asked for it after the peer was started again".to_owned()
+        } else {
+            return;
+        };
+        if dir.revoke_token().unwrap_or(false) {
+            self.act(Act::Cancel(key, job.id));
+            self.close_unstarted(key, Outcome::Refused(why));
+        }
+    }
+
+    fn end_now(&self, key: AttemptKey, outcome: Outcome) -> Ended {
+        let parts = open(&self.live).get(&key).map_or(0, |l| l.kept.parts);
+        let started_at = self.started_file(key, parts).ok().flatten();
+        Ended { outcome, started_at, at: clock::wall(), output_lost: 0 }
+    }
+
+    /// Whether every guard that began is gone, by the locks that they hold; none where that cannot be known. Slurm
+    /// may say of a run that it is over and mean another: a controller that was killed starts what it had
+    /// forgotten to have started, the second guard finds the right to run taken, and that run "completes".
+    fn guards_gone(&self, key: AttemptKey) -> Option<bool> {
+        let parts = open(&self.live).get(&key).map_or(0, |l| l.kept.parts);
+        for dir in std::iter::once(self.dir(key)).chain(self.node_dirs(key, parts)) {
+            if !dir.token_taken() || matches!(dir.ended(), Ok(Some(_))) {
+                continue;
+            }
+            if dir.file("no-lock").exists() {
+                return None;
+            }
+            match dir.locked() {
+                Ok(true) => return Some(false),
+                Ok(false) => {}
+                Err(_) => return None,
+            }
+        }
+        Some(true)
+    }
+
+    /// Slurm says that it is over.
+    fn over(&self, key: AttemptKey, job: &NativeJob) {
+        let dir = self.dir(key);
+        if !matches!(dir.ended(), Ok(None)) {
+            return;
+        }
+        if dir.revoke_token().unwrap_or(false) {
+            // Its guard never began.
+            let last = last_line(&dir);
+            let outcome = match job.state {
+                NativeState::Cancelled => Outcome::Cancelled,
+                NativeState::Preempted => Outcome::Stopped("preempted by Slurm".into()),
+                NativeState::NodeFail => Outcome::Stopped("its node failed before it began".into()),
+                _ => Outcome::NotStarted(format!("Slurm: {} {}: {last}", job.word, job.reason)),
+            };
+            return self.close_unstarted(key, outcome);
+        }
+        match self.guards_gone(key) {
+            // The guard's word comes first, and it is still to come.
+            Some(false) => return,
+            Some(true) if job.state != NativeState::NodeFail => {}
+            _ if job.state == NativeState::NodeFail => return self.fence(key, "its node failed"),
+            _ => return self.fence(key, "Slurm says that it is over, and its guard's lock cannot be seen"),
+        }
+        let outcome = slurm_outcome(job)
+            .unwrap_or_else(|| Outcome::Stopped(format!("its guard was ended: Slurm says {}", job.word)));
+        self.write_end(key, self.end_now(key, outcome));
+    }
+
+    /// Nobody can say that it has ended: its guard gets no more time, and when what it has is over, it has.
+    fn fence(&self, key: AttemptKey, why: &str) {
+        let mut all = open(&self.live);
+        let Some(live) = all.get_mut(&key) else { return };
+        if live.fenced.is_none() {
+            tracing::warn!(%key, "{why}: waiting until its guard's time is over");
+            live.fenced = Some((clock::now(), why.to_owned()));
+        }
+        let Some(grace) = live.kept.grace else { return };
+        // The guard counts from when it asked, which was before we answered.
+        let until = live.leased_at + grace.scale(1_020, 1_000) + Span::secs(3);
+        if clock::now() < until {
+            return;
+        }
+        drop(all);
+        self.write_end(key, self.end_now(key, Outcome::Stopped(why.to_owned())));
+    }
+
+    fn missing(&self, key: AttemptKey, asked_at: Instant) {
+        let ask = {
+            let mut all = open(&self.live);
+            let Some(live) = all.get_mut(&key) else { return };
+            if live.phase != Phase::Submitted || asked_at < live.since + FRESH {
+                if live.phase == Phase::Wanted {
+                    live.missing += 1;
+                }
+                (live.phase == Phase::Wanted && live.missing >= MISSING_LISTS).then_some(None)
+            } else {
+                live.missing += 1;
+                (live.missing >= MISSING_LISTS).then_some(live.native)
+            }
+        };
+        match ask {
+            None => {}
+            Some(Some(id)) => self.act(Act::Ask(key, id)),
+            // Nothing ever gave it a number: two whole lists without its name are all that can be had.
+            Some(None) => self.absent(key),
+        }
+    }
+
+    /// Slurm's own record about a number that was missing from lists: its job, or that there is none.
+    pub(super) fn asked(&self, key: AttemptKey, job: Option<NativeJob>) {
+        let Some(tag) = open(&self.live).get(&key).map(|l| tag(key, &l.kept.mark)) else { return };
+        match job.filter(|j| j.name == native_name(key) && (j.comment == tag || j.comment.is_empty())) {
+            Some(job) => self.seen_one(key, job),
+            None => self.absent(key),
+        }
+        self.check(key);
+    }
+
+    /// It is provably not there.
+    fn absent(&self, key: AttemptKey) {
+        let dir = self.dir(key);
+        if !matches!(dir.ended(), Ok(None)) {
+            return;
+        }
+        if dir.token_taken() {
+            if self.guards_gone(key) != Some(false) {
+                self.fence(key, "Slurm has no record of it any more");
+            }
+            return;
+        }
+        let known = open(&self.live).get(&key).map(|l| (l.submits, l.wanted));
+        let Some((submits, true)) = known else { return };
+        if submits < SUBMITS_MAX {
+            // It did not begin, and even if the first one comes to light again, only one of them begins.
+            tracing::warn!(%key, "Slurm lost an attempt that had not begun: submitted again");
+            return self.submit(key);
+        }
+        if dir.revoke_token().unwrap_or(false) {
+            let why = format!("Slurm lost it {submits} times before it began");
+            self.close_unstarted(key, Outcome::Refused(why));
+        }
+    }
+
+    /// What was told to stop and does not.
+    fn overdue(&self, key: AttemptKey) {
+        let cancel = {
+            let mut all = open(&self.live);
+            let Some(live) = all.get_mut(&key) else { return };
+            if let Some((_, why)) = live.fenced.clone() {
+                drop(all);
+                return self.fence(key, &why);
+            }
+            let late = live.stop.is_some_and(|(_, at)| clock::now() > at + CANCEL_AFTER);
+            match live.number() {
+                Some(id) if late && !live.cancelled => {
+                    live.cancelled = true;
+                    Some(id)
+                }
+                _ => None,
+            }
+        };
+        if let Some(id) = cancel {
+            self.act(Act::Cancel(key, id));
+        }
+    }
+
+    /// What can be seen without Slurm.
+    pub(super) fn look_into_folders(&self) {
+        let keys: Vec<AttemptKey> = open(&self.live).keys().copied().collect();
+        keys.into_iter().for_each(|key| self.check(key));
+        self.answer_files();
+    }
+
+    /// Reads what an earlier run of the peer left, and says it.
+    pub(super) fn adopt(&self) -> io::Result<()> {
+        let (mut running, mut over, mut forgotten) = (Vec::new(), Vec::new(), Vec::new());
+        for entry in fs::read_dir(self.config.attempts())? {
+            let path = entry?.path();
+            let Some(key) = parse_key_of(&path) else {
+                if path.extension().is_some_and(|e| e.to_string_lossy().starts_with("new-")) {
+                    fs::remove_dir_all(&path)?;
+                }
+                continue;
+            };
+            let dir = AttemptDir::new(path);
+            if let Some(when) = dir.forgotten() {
+                forgotten.push((when, key));
+            } else if let Some(ended) = dir.ended()? {
+                let kept = read_json::<Kept>(&dir.file("slurm.json")).ok();
+                match kept.filter(|_| ended.outcome == Outcome::Stopped(BY_SCHEDULER.into())) {
+                    // Why Slurm ended it is still to be asked.
+                    Some(kept) => {
+                        let mut live = Live::new(kept, dir.binding()?);
+                        live.phase = Phase::Submitted;
+                        live.native = optional(read_json(&dir.file("native.json"))).ok().flatten();
+                        live.asking_why = Some((clock::now(), ended));
+                        open(&self.live).insert(key, live);
+                    }
+                    None => over.push((key, ended)),
+                }
+            } else {
+                let kept: Kept = match read_json(&dir.file("slurm.json")) {
+                    Ok(kept) => kept,
+                    Err(_) if dir.never_made() => {
+                        fs::remove_dir_all(dir.path())?;
+                        continue;
+                    }
+                    Err(error) => return Err(error),
+                };
+                let mut live = Live::new(kept, dir.binding()?);
+                live.wanted = false;
+                live.native = optional(read_json(&dir.file("native.json"))).ok().flatten();
+                if dir.token_taken() {
+                    live.phase = Phase::Submitted;
+                    running.push(key);
+                }
+                open(&self.live).insert(key, live);
+            }
+        }
+        forgotten.sort();
+        *open(&self.forgotten) = forgotten.into_iter().map(|(_, key)| key).collect();
+        self.say(BackendEvent::Adopted { running: running.clone() });
+        for key in running {
+            self.check(key);
+        }
+        for (key, ended) in over {
+            self.say_ended(key, ended);
+        }
+        Ok(())
+    }
+
+    /// Log files of an attempt, one guard after another.
+    pub(super) fn logs(&self, key: AttemptKey) -> Option<Vec<std::path::PathBuf>> {
+        let dir = self.dir(key);
+        let mut found = Vec::new();
+        let mut n = 0;
+        loop {
+            let node = AttemptDir::new(dir.file(&format!("node-{n}")));
+            match guard::logs::list(&node.logs()) {
+                Ok(files) => found.extend(files),
+                Err(_) => break,
+            }
+            n += 1;
+        }
+        found.extend(guard::logs::list(&dir.logs()).ok()?);
+        Some(found)
+    }
+
+    /// Writes the nodes down, for a start at which Slurm does not answer.
+    pub(super) fn keep_nodes(&self, map: &NodeMap) {
+        if let Err(error) = write_json(&self.config.nodes_file(), &map.groups) {
+            tracing::warn!(%error, "the nodes could not be written down");
+        }
+    }
+}
+
+impl Live {
+    fn new(kept: Kept, binding: Binding) -> Self {
+        let now = clock::now();
+        Self {
+            kept,
+            binding,
+            phase: Phase::Wanted,
+            native: None,
+            submits: 0,
+            since: now,
+            announced: false,
+            missing: 0,
+            seen: None,
+            pending_since: None,
+            wanted: true,
+            // What an earlier run of the peer answered, it answered before now.
+            leased_at: now,
+            fenced: None,
+            stop: None,
+            cancelled: false,
+            asking_why: None,
+            on_line: None,
+        }
+    }
+    fn number(&self) -> Option<u64> {
+        self.seen.as_ref().map(|n| n.id).or(self.native)
+    }
+}
+
+/// How Slurm says that an attempt ended which its guard could not report. None where the guard must have died.
+pub fn slurm_outcome(job: &NativeJob) -> Option<Outcome> {
+    match job.state {
+        NativeState::Timeout => Some(Outcome::TimedOut),
+        NativeState::Cancelled => Some(Outcome::Cancelled),
+        NativeState::Preempted => Some(Outcome::Stopped("preempted by Slurm".into())),
+        NativeState::NodeFail => Some(Outcome::Stopped("its node failed".into())),
+        NativeState::OutOfMemory => Some(Outcome::Signaled(9)),
+        _ => None,
+    }
+}
+
+/// The first node that failed decides for all; a stop of the whole counts as such.
+fn gang_outcome(whole: Ended, nodes: &[Ended]) -> Ended {
+    let by_itself = |e: &&Ended| {
+        matches!(&e.outcome, Outcome::Signaled(_) | Outcome::NotStarted(_))
+            || matches!(&e.outcome, Outcome::Exited(code) if *code != 0)
+    };
+    let started_at = nodes.iter().filter_map(|e| e.started_at).min();
+    let whole_stopped = matches!(whole.outcome, Outcome::Cancelled | Outcome::TimedOut | Outcome::Stopped(_));
+    let told = nodes.iter().find(|e| {
+        matches!(&e.outcome, Outcome::Cancelled | Outcome::TimedOut)
+            || matches!(&e.outcome, Outcome::Stopped(why) if why != BY_SCHEDULER)
+    });
+    let outcome = match (whole_stopped, nodes.iter().filter(by_itself).min_by_key(|e| e.at), told) {
+        (true, ..) => whole.outcome.clone(),
+        (false, Some(first), _) => first.outcome.clone(),
+        (false, None, Some(told)) => told.outcome.clone(),
+        (false, None, None) => whole.outcome.clone(),
+    };
+    Ended { outcome, started_at: started_at.or(whole.started_at), ..whole }
+}
+
+/// The end of what the batch script itself wrote.
+fn last_line(dir: &AttemptDir) -> String {
+    let text = fs::read_to_string(dir.file("slurm.out")).unwrap_or_default();
+    let line = text.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or("it wrote nothing");
+    line.chars().take(200).collect()
+}
+
+#[cfg(test)]
+#[path = "keeper_tests.rs"]
+mod tests;

@@ -1,0 +1,283 @@
+//! The book against what Slurm may say, without a Slurm.
+
+use super::*;
+use crate::backends::conformance::{key, script, start};
+use crate::base::PeerName;
+
+struct Desk {
+    _folder: tempfile::TempDir,
+    keeper: Keeper,
+}
+
+impl Desk {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let peer = PeerName::new("here").expect("a name");
+        let config = SlurmConfig::new(folder.path().join("shared"), "/bin/true".into(), peer);
+        let keeper = Keeper::new(config).expect("a book");
+        keeper.adopt().expect("adopts");
+        assert!(matches!(keeper.next_event(), Some(BackendEvent::Adopted { .. })));
+        Self { _folder: folder, keeper }
+    }
+    /// Submits attempt `n` and gives it Slurm's number 100 + n.
+    fn submitted(&self, n: u8) {
+        self.begin(n, Some(Span::millis(1)));
+        self.keeper.submitted(key(n), Ok(100 + u64::from(n)));
+        self.age(n);
+    }
+    fn begin(&self, n: u8, grace: Option<Span>) {
+        let mut spec = script("true");
+        spec.on_lost_contact.grace = grace;
+        self.keeper.command(BackendCommand::Start(Box::new(start(key(n), spec))));
+        assert!(matches!(self.keeper.take_acts().as_slice(), [Act::Submit(..)]));
+        if let Some(live) = open(&self.keeper.live).get_mut(&key(n)) {
+            live.kept.mark = "mark".into();
+        }
+    }
+    /// It was submitted long ago.
+    fn age(&self, n: u8) {
+        if let Some(live) = open(&self.keeper.live).get_mut(&key(n)) {
+            live.since = Instant(0);
+        }
+    }
+    fn list(&self, jobs: &[NativeJob]) {
+        self.keeper.seen(jobs, clock::now());
+    }
+    fn ended(&self) -> Option<Outcome> {
+        std::iter::from_fn(|| self.keeper.next_event()).find_map(|e| match e {
+            BackendEvent::Ended { outcome, .. } => Some(outcome),
+            _ => None,
+        })
+    }
+}
+
+/// Attempt `n`'s batch job.
+fn job(n: u8, state: NativeState) -> NativeJob {
+    NativeJob {
+        id: 100 + u64::from(n),
+        name: native_name(key(n)),
+        comment: tag(key(n), "mark"),
+        state,
+        word: format!("{state:?}"),
+        reason: "r".into(),
+        status: 0,
+        restarts: 0,
+        user: "u".into(),
+        parts: Vec::new(),
+    }
+}
+
+#[test]
+fn an_empty_list_ends_nothing() {
+    let desk = Desk::new();
+    desk.submitted(1);
+    assert!(desk.keeper.dir(key(1)).take_token().expect("takes"), "it runs");
+    desk.list(&[]);
+    assert!(desk.keeper.take_acts().is_empty(), "one list says nothing");
+    desk.list(&[]);
+    assert_eq!(desk.keeper.take_acts(), [Act::Ask(key(1), 101)]);
+    // An error instead of an answer: asked again, nothing concluded.
+    desk.list(&[]);
+    assert_eq!(desk.keeper.take_acts(), [Act::Ask(key(1), 101)]);
+    assert_eq!(desk.ended(), None);
+    // Slurm still has it.
+    desk.keeper.asked(key(1), Some(job(1, NativeState::Active)));
+    desk.list(&[]);
+    assert!(desk.keeper.take_acts().is_empty() && desk.ended().is_none(), "counted from anew");
+}
+
+#[test]
+fn what_slurm_lost_before_it_began_is_submitted_again_and_begins_once() {
+    let desk = Desk::new();
+    desk.submitted(1);
+    for round in 1..SUBMITS_MAX {
+        desk.list(&[]);
+        desk.list(&[]);
+        assert_eq!(desk.keeper.take_acts(), [Act::Ask(key(1), 100 + u64::from(1_u8))], "round {round}");
+        desk.keeper.asked(key(1), None);
+        assert!(matches!(desk.keeper.take_acts().as_slice(), [Act::Submit(..)]));
+        desk.keeper.submitted(key(1), Ok(101));
+        desk.age(1);
+    }
+    desk.list(&[]);
+    desk.list(&[]);
+    desk.keeper.asked(key(1), None);
+    assert!(matches!(desk.ended(), Some(Outcome::Refused(why)) if why.contains("lost it 4 times")));
+    assert!(!desk.keeper.dir(key(1)).take_token().expect("asks"), "and now it never begins");
+}
+
+#[test]
+fn a_number_that_is_another_jobs_now_is_not_ours() {
+    let desk = Desk::new();
+    desk.submitted(1);
+    let other = NativeJob { name: "theirs".into(), comment: String::new(), ..job(1, NativeState::Active) };
+    desk.list(std::slice::from_ref(&other));
+    desk.list(std::slice::from_ref(&other));
+    assert_eq!(desk.keeper.take_acts(), [Act::Ask(key(1), 101)]);
+    desk.keeper.asked(key(1), Some(other));
+    assert!(
+        matches!(desk.keeper.take_acts().as_slice(), [Act::Submit(..)]),
+        "ours is gone, theirs is not touched"
+    );
+}
+
+#[test]
+fn one_of_the_same_name_without_our_comment_is_somebody_elses() {
+    let desk = Desk::new();
+    desk.submitted(1);
+    let native = NativeJob { id: 7, comment: "mine".into(), ..job(1, NativeState::Cancelled) };
+    assert_eq!(desk.keeper.ours(&native), None);
+    desk.list(&[native, job(1, NativeState::Active)]);
+    assert_eq!(desk.ended(), None, "its end is not ours");
+    desk.keeper.command(BackendCommand::Stop { key: key(1), notice: Span::ZERO, reason: StopReason::Cancel });
+    assert_eq!(desk.keeper.take_acts(), [Act::Cancel(key(1), 101)]);
+    assert_eq!(desk.ended(), Some(Outcome::Cancelled));
+}
+
+#[test]
+fn slurms_ends_are_told_apart() {
+    for (n, state, wanted) in [
+        (1, NativeState::Timeout, Outcome::TimedOut),
+        (2, NativeState::Preempted, Outcome::Stopped("preempted by Slurm".into())),
+        (3, NativeState::Cancelled, Outcome::Cancelled),
+        (4, NativeState::OutOfMemory, Outcome::Signaled(9)),
+        (5, NativeState::Failed, Outcome::Stopped("its guard was ended: Slurm says Failed".into())),
+    ] {
+        let desk = Desk::new();
+        desk.submitted(n);
+        assert!(desk.keeper.dir(key(n)).take_token().expect("takes"));
+        desk.list(&[job(n, NativeState::Active)]);
+        assert_eq!(desk.ended(), None);
+        desk.list(&[job(n, state)]);
+        assert_eq!(desk.ended(), Some(wanted), "{state:?}");
+        assert_eq!(desk.keeper.live_count(), 0);
+    }
+}
+
+#[test]
+fn the_guards_word_comes_before_slurms_and_slurm_says_why_it_ended_one() {
+    let desk = Desk::new();
+    desk.submitted(1);
+    let dir = desk.keeper.dir(key(1));
+    assert!(dir.take_token().expect("takes"));
+    let ended = |outcome| Ended { outcome, started_at: None, at: WallTime(1), output_lost: 0 };
+    dir.write_ended(&ended(Outcome::Exited(3))).expect("writes");
+    desk.list(&[job(1, NativeState::Cancelled)]);
+    assert_eq!(desk.ended(), Some(Outcome::Exited(3)));
+
+    desk.submitted(2);
+    let dir = desk.keeper.dir(key(2));
+    assert!(dir.take_token().expect("takes"));
+    dir.write_ended(&ended(Outcome::Stopped(BY_SCHEDULER.into()))).expect("writes");
+    desk.list(&[job(2, NativeState::Active)]);
+    assert_eq!(desk.ended(), None, "why is not known yet");
+    desk.list(&[job(2, NativeState::Timeout)]);
+    assert_eq!(desk.ended(), Some(Outcome::TimedOut));
+}
+
+#[test]
+fn a_requeue_over_our_no_ends_the_attempt() {
+    let desk = Desk::new();
+    desk.submitted(1);
+    assert!(desk.keeper.dir(key(1)).take_token().expect("takes"));
+    desk.list(&[NativeJob { restarts: 1, ..job(1, NativeState::Pending) }]);
+    assert_eq!(desk.ended(), Some(Outcome::Stopped("requeued by Slurm".into())));
+    assert_eq!(desk.keeper.take_acts(), [Act::Cancel(key(1), 101)]);
+}
+
+#[test]
+fn after_a_failed_node_the_guards_time_must_be_over() {
+    let desk = Desk::new();
+    desk.begin(1, Some(Span::secs(3_600)));
+    desk.keeper.submitted(key(1), Ok(101));
+    assert!(desk.keeper.dir(key(1)).take_token().expect("takes"));
+    desk.list(&[job(1, NativeState::NodeFail)]);
+    desk.list(&[job(1, NativeState::NodeFail)]);
+    assert_eq!(desk.ended(), None, "it may run there still");
+    let question = Question { key: key(1), part: String::new(), nonce: "n".into(), what: What::Ask };
+    assert_eq!(desk.keeper.heard(question).age_us, None, "and gets no more time");
+    if let Some(live) = open(&desk.keeper.live).get_mut(&key(1)) {
+        live.kept.grace = Some(Span::ZERO);
+        live.leased_at = Instant(0);
+    }
+    desk.list(&[job(1, NativeState::NodeFail)]);
+    assert_eq!(desk.ended(), Some(Outcome::Stopped("its node failed".into())));
+}
+
+#[test]
+fn without_a_grace_only_an_operators_word_ends_it() {
+    let desk = Desk::new();
+    desk.begin(1, None);
+    desk.keeper.submitted(key(1), Ok(101));
+    desk.age(1);
+    assert!(desk.keeper.dir(key(1)).take_token().expect("takes"));
+    for _ in 0..3 {
+        desk.list(&[job(1, NativeState::NodeFail)]);
+    }
+    assert_eq!(desk.ended(), None);
+    desk.keeper.command(BackendCommand::Stop {
+        key: key(1),
+        notice: Span::ZERO,
+        reason: StopReason::Superseded,
+    });
+    assert_eq!(desk.ended(), Some(Outcome::Stopped("superseded".into())));
+}
+
+#[test]
+fn a_submission_of_unknown_outcome_is_looked_for_by_name() {
+    let desk = Desk::new();
+    desk.begin(1, None);
+    desk.keeper.submitted(key(1), Err(SubmitError::Unknown("timed out".into())));
+    desk.age(1);
+    desk.list(&[job(1, NativeState::Pending)]);
+    assert!(desk.keeper.take_acts().is_empty() && desk.ended().is_none(), "it was taken");
+    desk.begin(2, None);
+    desk.keeper.submitted(key(2), Err(SubmitError::Unknown("timed out".into())));
+    desk.age(2);
+    desk.list(&[]);
+    assert!(desk.keeper.take_acts().is_empty());
+    desk.age(1);
+    desk.list(&[job(1, NativeState::Pending)]);
+    assert!(matches!(desk.keeper.take_acts().as_slice(), [Act::Submit(k, _)] if *k == key(2)));
+    desk.begin(3, None);
+    desk.keeper.submitted(key(3), Err(SubmitError::Refused("no such partition".into())));
+    assert_eq!(desk.ended(), Some(Outcome::NotStarted("no such partition".into())));
+}
+
+#[test]
+fn a_lease_is_as_old_as_the_older_of_two_contacts() {
+    let desk = Desk::new();
+    desk.submitted(1);
+    let ask = |desk: &Desk| {
+        let question = Question { key: key(1), part: String::new(), nonce: "n".into(), what: What::Ask };
+        desk.keeper.heard(question).age_us
+    };
+    assert!(ask(&desk).is_some(), "the renewal that came with the command");
+    let other = ContactId([7; 20]);
+    let contact = crate::backends::conformance::CONTACT;
+    desk.keeper.command(BackendCommand::Rebind { key: key(1), to: (other, 1), and: Some((contact, 1)) });
+    assert_eq!(ask(&desk), None, "the new one was never renewed");
+    desk.keeper.renewed(other, 1, Instant(clock::now().0 - 5_000_000));
+    desk.keeper.renewed(contact, 1, clock::now());
+    assert!(ask(&desk).is_some_and(|age| age >= 5_000_000));
+    assert_eq!(desk.keeper.take_wakes(), [key(1)], "its guard is told to ask");
+}
+
+#[test]
+fn the_first_node_that_failed_decides_for_a_gang() {
+    let ended =
+        |outcome, at| Ended { outcome, started_at: Some(WallTime(at)), at: WallTime(at), output_lost: 0 };
+    let whole = ended(Outcome::Exited(9), 50);
+    let nodes = [
+        ended(Outcome::Stopped(BY_SCHEDULER.into()), 30),
+        ended(Outcome::Exited(4), 20),
+        ended(Outcome::Exited(5), 25),
+    ];
+    let all = gang_outcome(whole.clone(), &nodes);
+    assert_eq!((all.outcome, all.started_at), (Outcome::Exited(4), Some(WallTime(20))));
+    assert_eq!(gang_outcome(ended(Outcome::Cancelled, 50), &nodes).outcome, Outcome::Cancelled);
+    let good = [ended(Outcome::Exited(0), 20)];
+    assert_eq!(gang_outcome(ended(Outcome::Exited(0), 50), &good).outcome, Outcome::Exited(0));
+    let told = [ended(Outcome::Cancelled, 20)];
+    assert_eq!(gang_outcome(ended(Outcome::Exited(143), 50), &told).outcome, Outcome::Cancelled);
+}

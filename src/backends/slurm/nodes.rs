@@ -1,0 +1,198 @@
+//! From Slurm's nodes and jobs to what the core's books need: groups of nodes, what others hold, and where the
+//! attempts of this peer really run.
+
+use std::collections::BTreeMap;
+
+use super::driver::{NativeJob, NativeNode, NativeState};
+use crate::base::{Bytes, MilliCpu};
+use crate::core::api::{AttemptKey, ClusterState, Held};
+use crate::model::{NodeCapacity, gpu};
+
+/// The nodes that may be used, in the order in which the core counts them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NodeMap {
+    /// Groups of nodes that are alike.
+    pub groups: Vec<NodeCapacity>,
+    /// Slurm's GPU type of each canonical model, for `--gres`.
+    pub types: BTreeMap<String, String>,
+    index: BTreeMap<String, u32>,
+    /// Nodes that may not be used, with the reason.
+    pub left_out: Vec<(String, String)>,
+}
+
+/// The canonical model of a node's GPUs: by the operator's word, by the GRES type with what the features say of its
+/// memory, else the type as it is.
+fn model_of(node: &NativeNode, names: &BTreeMap<String, String>) -> Option<String> {
+    let (kind, _) = node.gpus.as_ref()?;
+    if let Some(name) = names.get(kind) {
+        return Some(name.clone());
+    }
+    let known = |text: &str| {
+        let name = gpu::canonical_measured(text, Bytes(0)).ok()?;
+        (gpu::vendor(&name).is_some() && gpu::memory(&name).is_some()).then_some(name)
+    };
+    if let Some(name) = known(kind) {
+        return Some(name);
+    }
+    let head = kind.to_ascii_uppercase();
+    let by_feature = node
+        .features
+        .iter()
+        .filter_map(|f| known(f))
+        .find(|name| kind.is_empty() || name.to_ascii_uppercase().starts_with(&head));
+    by_feature.or_else(|| {
+        let kind = if kind.is_empty() { "gpu" } else { kind };
+        Some(gpu::canonical_measured(kind, Bytes(0)).unwrap_or_else(|_| "gpu".into()))
+    })
+}
+
+impl NodeMap {
+    /// Of the partitions that are used (all where none is named).
+    pub fn new(nodes: &[NativeNode], partitions: &[String], names: &BTreeMap<String, String>) -> Self {
+        let mut map = Self::default();
+        let mut alike: BTreeMap<(Option<String>, u32, u32, u64), Vec<&NativeNode>> = BTreeMap::new();
+        for node in nodes {
+            if !partitions.is_empty() && !node.partitions.iter().any(|p| partitions.contains(p)) {
+                continue;
+            }
+            if !node.usable {
+                map.left_out.push((node.name.clone(), node.state.clone()));
+                continue;
+            }
+            let model = model_of(node, names);
+            let gpus = node.gpus.as_ref().map_or(0, |(_, n)| *n);
+            if let (Some(model), Some((kind, _))) = (&model, &node.gpus) {
+                map.types.entry(model.clone()).or_insert_with(|| kind.clone());
+            }
+            alike.entry((model, gpus, node.cpus, node.memory.0)).or_default().push(node);
+        }
+        let mut next = 0_u32;
+        for ((model, gpus, cpus, memory), mut same) in alike {
+            same.sort_by(|a, b| a.name.cmp(&b.name));
+            for node in &same {
+                map.index.insert(node.name.clone(), next);
+                next = next.saturating_add(1);
+            }
+            map.groups.push(NodeCapacity {
+                name: same.first().map(|n| n.name.clone()).unwrap_or_default(),
+                count: u32::try_from(same.len()).unwrap_or(u32::MAX),
+                gpus,
+                gpu_memory: model.as_deref().and_then(gpu::memory).unwrap_or_default(),
+                gpu_model: model,
+                cpus: MilliCpu(u64::from(cpus) * 1_000),
+                memory: Bytes(memory),
+                declared: false,
+            });
+        }
+        map
+    }
+
+    /// The state of the cluster, from one list of jobs. `ours` names the attempt of a job that is this peer's.
+    pub fn state(&self, jobs: &[NativeJob], ours: impl Fn(&NativeJob) -> Option<AttemptKey>) -> ClusterState {
+        let mut held: BTreeMap<u32, Held> = BTreeMap::new();
+        let mut placed = Vec::new();
+        for job in jobs.iter().filter(|j| j.state == NativeState::Active) {
+            if let Some(key) = ours(job) {
+                let at: Option<Vec<u32>> =
+                    job.parts.iter().map(|p| self.index.get(&p.node).copied()).collect();
+                placed.extend(at.filter(|at| !at.is_empty()).map(|at| (key, at)));
+                continue;
+            }
+            for part in &job.parts {
+                let Some(&node) = self.index.get(&part.node) else { continue };
+                let none = Held { node, gpus: 0, cpus: MilliCpu(0), memory: Bytes(0) };
+                let sum = held.entry(node).or_insert(none);
+                sum.gpus = sum.gpus.saturating_add(part.gpus);
+                sum.cpus = MilliCpu(sum.cpus.0.saturating_add(u64::from(part.cpus) * 1_000));
+                sum.memory = Bytes(sum.memory.0.saturating_add(part.memory.0));
+            }
+        }
+        placed.sort();
+        ClusterState {
+            nodes: self.groups.clone(),
+            others: held.into_values().collect(),
+            placed,
+            closed: self.groups.is_empty().then(|| self.none_up()),
+        }
+    }
+
+    fn none_up(&self) -> String {
+        let few: Vec<String> = self.left_out.iter().take(3).map(|(n, why)| format!("{n} {why}")).collect();
+        if few.is_empty() {
+            return "Slurm has no node in these partitions".into();
+        }
+        format!("no node of Slurm is up: {}", few.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::driver::Part;
+    use super::*;
+    use crate::base::{Epoch, JobId};
+
+    fn node(name: &str, usable: bool, gpus: Option<(&str, u32)>) -> NativeNode {
+        NativeNode {
+            name: name.into(),
+            usable,
+            state: if usable { "IDLE" } else { "DOWN (fan)" }.into(),
+            cpus: 8,
+            memory: Bytes::gib(8),
+            gpus: gpus.map(|(k, n)| (k.to_owned(), n)),
+            partitions: vec!["main".into()],
+            features: vec!["a100-80g".into()],
+        }
+    }
+
+    #[test]
+    fn alike_nodes_are_one_group_and_those_that_are_down_are_left_out() {
+        let nodes = [
+            node("n2", true, Some(("h100", 4))),
+            node("n1", true, Some(("h100", 4))),
+            node("n3", false, Some(("h100", 4))),
+            node("c1", true, None),
+            node("a1", true, Some(("a100", 8))),
+        ];
+        let map = NodeMap::new(&nodes, &[], &BTreeMap::new());
+        let groups: Vec<_> =
+            map.groups.iter().map(|g| (g.name.as_str(), g.count, g.gpu_model.as_deref(), g.gpus)).collect();
+        assert_eq!(groups, [("c1", 1, None, 0), ("a1", 1, Some("A100-80G"), 8), ("n1", 2, Some("H100"), 4)]);
+        assert_eq!(map.types.get("H100").map(String::as_str), Some("h100"));
+        assert_eq!(map.left_out, [("n3".to_owned(), "DOWN (fan)".to_owned())]);
+        assert!(NodeMap::new(&nodes, &["other".into()], &BTreeMap::new()).groups.is_empty());
+        let named = BTreeMap::from([("h100".to_owned(), "H100-NVL".to_owned())]);
+        assert!(NodeMap::new(&nodes, &[], &named).types.contains_key("H100-NVL"));
+    }
+
+    #[test]
+    fn other_peoples_jobs_count_as_used_and_ours_are_where_they_are() {
+        let map = NodeMap::new(&[node("n1", true, None), node("n2", true, None)], &[], &BTreeMap::new());
+        let part = |n: &str| Part { node: n.into(), cpus: 3, memory: Bytes::gib(1), gpus: 0 };
+        let job = |id, state, parts| NativeJob {
+            id,
+            name: String::new(),
+            comment: String::new(),
+            state,
+            word: String::new(),
+            reason: String::new(),
+            status: 0,
+            restarts: 0,
+            user: String::new(),
+            parts,
+        };
+        let key = AttemptKey { job: JobId([1; 20]), epoch: Epoch(1) };
+        let jobs = [
+            job(1, NativeState::Active, vec![part("n2")]),
+            job(2, NativeState::Active, vec![part("n2")]),
+            job(3, NativeState::Completed, vec![part("n1")]),
+            job(4, NativeState::Active, vec![part("n1"), part("n2")]),
+        ];
+        let state = map.state(&jobs, |j| (j.id == 4).then_some(key));
+        let cpus = MilliCpu(6_000);
+        assert_eq!(state.others, [Held { node: 1, gpus: 0, cpus, memory: Bytes::gib(2) }]);
+        assert_eq!(state.placed, [(key, vec![0, 1])]);
+        assert_eq!(state.closed, None);
+        let none = NodeMap::new(&[node("n1", false, None)], &[], &BTreeMap::new()).state(&[], |_| None);
+        assert!(none.closed.is_some_and(|why| why.contains("n1 DOWN")));
+    }
+}

@@ -1,0 +1,343 @@
+//! Slurm's JSON, 22.05 to 25.x, read leniently: what is needed is looked for in every shape that it has had, and
+//! the rest is passed over.
+//!
+//! Numbers are plain, text, or `{"set": true, "infinite": false, "number": N}`; states are a word or a list of
+//! words; an exit code is a raw wait status or an object.
+
+use serde_json::Value;
+
+use super::driver::{NativeJob, NativeNode, NativeState, Part};
+use crate::base::Bytes;
+
+/// Nodes of one list that are expanded.
+const HOSTS_MAX: usize = 100_000;
+
+/// A list under a key. None where the document is not whole or says that it failed.
+pub fn list<'a>(document: &'a Value, key: &str) -> Result<&'a Vec<Value>, String> {
+    if let Some(errors) = document.get("errors").and_then(Value::as_array).filter(|e| !e.is_empty()) {
+        return Err(errors.iter().map(error_text).collect::<Vec<_>>().join("; "));
+    }
+    document.get(key).and_then(Value::as_array).ok_or_else(|| format!("the answer has no {key}"))
+}
+
+/// What an entry of `errors` says.
+pub fn error_text(error: &Value) -> String {
+    let part = |key: &str| error.get(key).and_then(Value::as_str).filter(|t| !t.is_empty());
+    let words: Vec<&str> = ["error", "description", "source"].into_iter().filter_map(part).collect();
+    if words.is_empty() { error.to_string() } else { words.join(": ") }
+}
+
+fn text(value: &Value, key: &str) -> String {
+    value.get(key).and_then(Value::as_str).unwrap_or_default().to_owned()
+}
+
+/// A number in any of its shapes.
+fn number(value: &Value) -> Option<u64> {
+    match value {
+        Value::Number(n) => n.as_u64().or_else(|| n.as_f64().filter(|f| *f >= 0.0).map(|f| f as u64)),
+        Value::String(t) => t.trim().parse().ok(),
+        Value::Object(o) => {
+            let set = o.get("set").and_then(Value::as_bool).unwrap_or(true);
+            let infinite = o.get("infinite").and_then(Value::as_bool).unwrap_or(false);
+            o.get("number").filter(|_| set && !infinite).and_then(number)
+        }
+        _ => None,
+    }
+}
+
+fn count(value: &Value, key: &str) -> Option<u32> {
+    value.get(key).and_then(number).and_then(|n| u32::try_from(n).ok())
+}
+
+/// Words of a state, upper case: text with `+` between flags, or a list.
+fn words(value: Option<&Value>) -> Vec<String> {
+    let split = |t: &str| {
+        t.split(['+', ',', ' ']).filter(|w| !w.is_empty()).map(str::to_ascii_uppercase).collect::<Vec<_>>()
+    };
+    match value {
+        Some(Value::String(t)) => split(t),
+        Some(Value::Array(all)) => all.iter().filter_map(Value::as_str).flat_map(split).collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// A list that is one text with commas or an array.
+fn texts(value: Option<&Value>) -> Vec<String> {
+    match value {
+        Some(Value::String(t)) => t.split(',').filter(|w| !w.is_empty()).map(str::to_owned).collect(),
+        Some(Value::Array(all)) => all.iter().filter_map(Value::as_str).map(str::to_owned).collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// One job; none where it has no number.
+pub fn job(value: &Value) -> Option<NativeJob> {
+    let states = words(value.get("job_state"));
+    // A running job that is being requeued shows both words; what comes next decides.
+    let read: Vec<NativeState> = states.iter().map(|w| NativeState::read(w)).collect();
+    let state = if states.iter().any(|w| w == "COMPLETING") {
+        NativeState::Active
+    } else if read.contains(&NativeState::Pending) {
+        NativeState::Pending
+    } else {
+        read.first().copied().unwrap_or(NativeState::Other)
+    };
+    Some(NativeJob {
+        id: value.get("job_id").and_then(number)?,
+        name: text(value, "name"),
+        comment: comment(value),
+        state,
+        word: states.join("+"),
+        reason: text(value, "state_reason"),
+        status: status(value.get("exit_code")),
+        restarts: count(value, "restart_cnt").unwrap_or(0),
+        user: text(value, "user_name"),
+        parts: if state == NativeState::Active { parts(value) } else { Vec::new() },
+    })
+}
+
+/// Text, or an object of several since slurmdbd keeps them.
+fn comment(value: &Value) -> String {
+    match value.get("comment") {
+        Some(Value::String(t)) => t.clone(),
+        Some(Value::Object(o)) => o.get("job").and_then(Value::as_str).unwrap_or_default().to_owned(),
+        _ => String::new(),
+    }
+}
+
+fn status(value: Option<&Value>) -> i32 {
+    let small = |v: u64| i32::try_from(v).unwrap_or(0);
+    match value {
+        Some(Value::Object(o)) if o.contains_key("return_code") => {
+            let code = o.get("return_code").and_then(number).map_or(0, small);
+            let signal = o.get("signal").and_then(|s| s.get("id").or_else(|| s.get("signal_id")));
+            (code << 8) | signal.and_then(number).map_or(0, small)
+        }
+        Some(other) => number(other).map_or(0, small),
+        None => 0,
+    }
+}
+
+/// What a job has, node by node.
+fn parts(value: &Value) -> Vec<Part> {
+    let resources = value.get("job_resources");
+    let listed = resources
+        .and_then(|r| r.get("nodes"))
+        .and_then(|n| n.as_str().or_else(|| n.get("list").and_then(Value::as_str)).map(str::to_owned));
+    let nodes = hosts(&listed.unwrap_or_else(|| text(value, "nodes")));
+    if nodes.is_empty() {
+        return Vec::new();
+    }
+    let n = u32::try_from(nodes.len()).unwrap_or(u32::MAX);
+    let cpus = count(value, "cpus").unwrap_or(n);
+    let tres = tres(&text(value, "tres_alloc_str"));
+    let gres = texts_whole(value.get("gres_detail"));
+    let each = resources
+        .and_then(|r| r.get("allocated_nodes").or_else(|| r.get("nodes").and_then(|n| n.get("allocation"))))
+        .and_then(Value::as_array);
+    let of_node = |name: &str| {
+        each.and_then(|all| all.iter().find(|a| text(a, "nodename") == *name || text(a, "name") == *name))
+    };
+    let part = |(i, name): (usize, &String)| {
+        let here = of_node(name);
+        let memory = here
+            .and_then(|h| {
+                h.get("memory_allocated")
+                    .and_then(number)
+                    .or_else(|| h.get("memory").and_then(|m| m.get("allocated")).and_then(number))
+            })
+            .or_else(|| tres.memory_mb.map(|mb| mb / u64::from(n)));
+        let cpus_here = here
+            .and_then(|h| h.get("cpus").and_then(|c| c.get("count")).and_then(number))
+            .and_then(|c| u32::try_from(c).ok());
+        let gpus = if gres.len() == nodes.len() {
+            gres.get(i).map(|g| gpus_of(g).map_or(0, |(_, n)| n)).unwrap_or(0)
+        } else {
+            tres.gpus.map_or(0, |g| g.div_ceil(n))
+        };
+        Part {
+            node: name.clone(),
+            cpus: cpus_here.unwrap_or_else(|| cpus.div_ceil(n)),
+            memory: Bytes(memory.unwrap_or(0).saturating_mul(1 << 20)),
+            gpus,
+        }
+    };
+    nodes.iter().enumerate().map(part).collect()
+}
+
+/// An array of texts, not taken apart.
+fn texts_whole(value: Option<&Value>) -> Vec<String> {
+    let all = value.and_then(Value::as_array);
+    all.map(|a| a.iter().filter_map(Value::as_str).map(str::to_owned).collect()).unwrap_or_default()
+}
+
+#[derive(Default)]
+struct Tres {
+    memory_mb: Option<u64>,
+    gpus: Option<u32>,
+}
+
+/// `cpu=2,mem=200M,node=2,billing=2,gres/gpu=4`.
+fn tres(text: &str) -> Tres {
+    let mut found = Tres::default();
+    for (key, value) in text.split(',').filter_map(|p| p.split_once('=')) {
+        match key {
+            "mem" => found.memory_mb = megabytes(value),
+            "gres/gpu" => found.gpus = value.parse().ok(),
+            _ => {}
+        }
+    }
+    found
+}
+
+/// Slurm's sizes in megabytes: `200M`, `1.5G`, `1T`, plain megabytes.
+pub fn megabytes(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let number: f64 = number.parse().ok().filter(|n: &f64| *n >= 0.0)?;
+    let factor = match unit.to_ascii_uppercase().trim_end_matches(['B', 'N', 'C']) {
+        "K" => 1.0 / 1024.0,
+        "" | "M" => 1.0,
+        "G" => 1024.0,
+        "T" => 1024.0 * 1024.0,
+        "P" => 1024.0 * 1024.0 * 1024.0,
+        _ => return None,
+    };
+    Some((number * factor).ceil() as u64)
+}
+
+/// GPU type and count of a GRES text: `gpu:h100:4(S:0-1)`, `gpu:2(IDX:0-1)`, `gpu:a:2,gpu:b:1` (the sum, first type).
+pub fn gpus_of(text: &str) -> Option<(String, u32)> {
+    let mut kind: Option<String> = None;
+    let mut sum: u32 = 0;
+    let mut depth = 0;
+    // Commas inside parentheses separate indices.
+    let plain: String = text
+        .chars()
+        .filter(|c| {
+            match c {
+                '(' => depth += 1,
+                ')' => {
+                    depth -= 1;
+                    return false;
+                }
+                _ => {}
+            }
+            depth == 0
+        })
+        .collect();
+    for item in plain.split(',') {
+        let item = item.trim().trim_start_matches("gres/").trim_start_matches("gres:");
+        let mut fields = item.split(':');
+        if fields.next() != Some("gpu") {
+            continue;
+        }
+        let rest: Vec<&str> = fields.collect();
+        let (name, n) = match rest.as_slice() {
+            [] => ("", 1),
+            [one] => one.parse().map_or((*one, 1), |n: u32| ("", n)),
+            [name, n, ..] => (*name, n.parse().unwrap_or(0)),
+        };
+        sum = sum.saturating_add(n);
+        if kind.is_none() {
+            kind = Some(name.to_owned());
+        }
+    }
+    kind.map(|kind| (kind, sum))
+}
+
+/// One node; none where it has no name.
+pub fn node(value: &Value) -> Option<NativeNode> {
+    let name = Some(text(value, "name")).filter(|n| !n.is_empty())?;
+    let mut states = words(value.get("state"));
+    states.extend(words(value.get("state_flags")));
+    let bad = [
+        "DOWN",
+        "DRAIN",
+        "DRAINED",
+        "DRAINING",
+        "FAIL",
+        "FAILING",
+        "ERROR",
+        "UNKNOWN",
+        "MAINT",
+        "MAINTENANCE",
+        "NO_RESPOND",
+        "NOT_RESPONDING",
+        "POWERING_DOWN",
+        "POWERED_DOWN",
+        "POWER_DOWN",
+        "FUTURE",
+        "RESERVED",
+        "PERFCTRS",
+        "BLOCKED",
+        "REBOOT_ISSUED",
+        "REBOOT",
+        "INVALID",
+        "INVALID_REG",
+    ];
+    let good = ["IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED", "CLOUD"];
+    let usable = !states.is_empty()
+        && states.iter().any(|w| good.contains(&w.as_str()))
+        && !states.iter().any(|w| bad.contains(&w.trim_end_matches('*')));
+    let reason = text(value, "reason");
+    let state = states.join("+") + &if reason.is_empty() { String::new() } else { format!(" ({reason})") };
+    Some(NativeNode {
+        usable,
+        state,
+        cpus: count(value, "cpus").unwrap_or(0),
+        memory: Bytes(value.get("real_memory").and_then(number).unwrap_or(0).saturating_mul(1 << 20)),
+        gpus: gpus_of(&text(value, "gres")).filter(|(_, n)| *n > 0),
+        partitions: texts(value.get("partitions")),
+        features: texts(value.get("active_features").or_else(|| value.get("features"))),
+        name,
+    })
+}
+
+/// Expands `a[1-3,07-09]-x,b`, one or more brackets. What cannot be read is no host.
+pub fn hosts(text: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let (mut depth, mut item) = (0_i32, String::new());
+    for c in text.chars().chain([',']) {
+        match c {
+            '[' => depth += 1,
+            ']' => depth -= 1,
+            _ => {}
+        }
+        if c == ',' && depth == 0 {
+            if !item.is_empty() {
+                expand(&item, &mut found);
+            }
+            item.clear();
+        } else {
+            item.push(c);
+        }
+    }
+    found
+}
+
+fn expand(item: &str, found: &mut Vec<String>) {
+    let Some((before, rest)) = item.split_once('[') else {
+        if found.len() < HOSTS_MAX && !matches!(item, "(null)" | "None" | "N/A") {
+            found.push(item.to_owned());
+        }
+        return;
+    };
+    let Some((ranges, after)) = rest.split_once(']') else { return };
+    for range in ranges.split(',') {
+        let (low, high) = range.split_once('-').unwrap_or((range, range));
+        let width = low.len();
+        let (Ok(from), Ok(to)) = (low.parse::<u64>(), high.parse::<u64>()) else { continue };
+        for n in from..=to {
+            if found.len() >= HOSTS_MAX {
+                return;
+            }
+            expand(&format!("{before}{n:0width$}{after}"), found);
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "parse_tests.rs"]
+mod tests;
