@@ -103,7 +103,8 @@ async fn a_flash_reaches_sixteen_once() {
     for peer in peers.iter_mut().filter(|peer| *peer.name() != origin) {
         assert!(matches!(peer.next().await, Incoming::Flash { flash, .. } if flash == look(3)));
     }
-    eventually("copies arrive", || total(&peers, "flash_repeated") == 15).await;
+    // More of them while not everybody has heard yet whom the origin reaches.
+    eventually("copies arrive", || total(&peers, "flash_repeated") >= 15).await;
     for peer in &mut peers {
         assert!(peer.incoming.try_recv().is_err(), "{} heard it twice", peer.name());
     }
