@@ -3,6 +3,8 @@
 //! Every answer that changes something leaves only after its row is on disk. "I do not know this
 //! record" is an answer of its own, never "it is empty": a slot begins only with a certified origin.
 
+// tidy: long because each answer and the rows that it must be durable in are reviewed together
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 

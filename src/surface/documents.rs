@@ -1,6 +1,8 @@
 //! The JSON documents of the API, shared by the server and the client. Times are milliseconds since
 //! 1970 (`…_at_ms`), lengths of time milliseconds (`…_ms`).
 
+// tidy: long because it is a list of documents, each of them short
+
 mod mesh;
 mod tenants;
 

@@ -5,6 +5,8 @@
 //! could ever run such a job (per capacity), what must be moved there (per inventory and link), what is free (per queue
 //! report). Explaining to people and deciding read the same rows.
 
+// tidy: long because what is kept of a row and when it is made anew must agree
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

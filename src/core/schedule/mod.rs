@@ -16,6 +16,8 @@
 //! try. A try looks at the nodes that have enough whole GPUs. At most `RESERVATIONS_MAX` requests, of disjoint GPU models,
 //! have a reservation; finding one copies the books a logarithmic number of times.
 
+// tidy: long because one pass decides over one state: what waits, what runs and what is held
+
 pub mod backfill;
 pub mod fair;
 pub mod nodes;
