@@ -24,6 +24,8 @@ pub struct Evidence {
     pub seen_by_others: usize,
     /// When another member last said that it does not reach it.
     pub suspected_at: Option<Instant>,
+    /// This peer itself was cut off until then: silence before that says nothing of the others.
+    pub alone_until: Instant,
     /// It said goodbye, and has not come back since.
     pub left: bool,
 }
@@ -82,6 +84,7 @@ fn judge_one(now: Instant, e: &Evidence, rules: &Rules) -> Liveness {
     if e.phi_alive == Some(true) && !broken && !suspected {
         return Liveness::Alive;
     }
+    let silent = silent.min(now.since(e.alone_until));
     if silent < rules.lost_after || e.seen_by_others > 0 { Liveness::Suspect } else { Liveness::Lost }
 }
 
@@ -175,6 +178,12 @@ mod tests {
         healed.insert(name("b"), gossiped(100));
         let verdict = judge(at(NOW), &healed, &Rules::default());
         assert_eq!((verdict.isolated, verdict.liveness[&name("a")]), (false, Lost));
+        // Who was cut off itself until a moment ago gives the others time to be heard again.
+        for e in healed.values_mut() {
+            e.alone_until = at(NOW - 100);
+        }
+        let verdict = judge(at(NOW), &healed, &Rules::default());
+        assert_eq!((verdict.isolated, verdict.liveness[&name("a")]), (false, Suspect));
     }
 
     #[test]

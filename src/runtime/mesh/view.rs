@@ -35,6 +35,8 @@ pub struct Picture {
     rules: Rules,
     soft: BTreeMap<PeerName, Soft>,
     sight: Arc<Sight>,
+    /// When this peer last found itself isolated.
+    alone_at: Instant,
     /// As last shown; a view is large, and is only built anew when this or what was said changed.
     verdict: Verdict,
     changed: bool,
@@ -48,6 +50,7 @@ impl Picture {
             rules,
             soft: BTreeMap::new(),
             sight: Default::default(),
+            alone_at: Instant::default(),
             verdict: Verdict::default(),
             changed: true,
         }
@@ -194,6 +197,7 @@ impl Picture {
                 heard_at,
                 seen_by_others: seen.get(name).copied().unwrap_or(0),
                 suspected_at: s.suspected_at,
+                alone_until: self.alone_at,
                 left: s.left.is_some(),
             }
         };
@@ -204,6 +208,9 @@ impl Picture {
     /// The view, if it differs from the last one that was given out.
     pub fn refresh(&mut self, list: &MemberList, now: Instant) -> Option<View> {
         let verdict = self.judge(now);
+        if verdict.isolated {
+            self.alone_at = now;
+        }
         if !self.changed && verdict == self.verdict {
             return None;
         }
