@@ -24,7 +24,7 @@ fn specs_with_mistakes_name_each_of_them() {
         ("name: \"\\x1b[2J\"\nrun: [\"true\"]\n", "name"),
         ("run: \"echo \\0\"\n", "run"),
         ("run: [\"true\"]\nmax_runtime: -1s\n", "max_runtime"),
-        ("run: [\"true\"]\npreemptible: true\n", "not supported by this peer yet"),
+        ("run: [\"true\"]\nreservation: may\n", "not supported by this peer yet"),
         ("name: x\n", "run"),
         ("run: [\n", ""),
         ("", ""),

@@ -138,7 +138,12 @@ pub(super) enum Lapse {
     /// Wait until then.
     Until(Instant),
     /// This is the newest renewal of the bound incarnation, and it is old enough: take it over.
-    Take((u64, (u64, u64))),
+    Take {
+        /// That renewal,
+        expect: (u64, (u64, u64)),
+        /// and since when it is known.
+        since: Instant,
+    },
     /// The bound incarnation ended long enough ago.
     Over,
 }
@@ -405,13 +410,13 @@ impl Peer {
                 self.observe_contact(placement);
                 retry
             }
-            Lapse::Take(expect) => {
+            Lapse::Take { expect, since } => {
                 self.freeing(job, true);
                 self.count("takeovers_tried");
                 // A nonce of this peer's own making.
                 let nonce = (self.life(), self.rng.u64());
                 let change = ContactChange::TakeOver { expect, nonce, by: self.cfg.name.clone() };
-                let purpose = Purpose::TakeOver(placement.contact, job);
+                let purpose = Purpose::TakeOver(placement.contact, job, since);
                 self.propose(contact_origin(placement), Task::Contact(change), purpose, PATIENCE);
                 retry
             }
@@ -463,7 +468,9 @@ impl Peer {
         };
         match seen.newest.0.cmp(&placement.incarnation) {
             std::cmp::Ordering::Less => Lapse::Unseen,
-            std::cmp::Ordering::Equal => due(seen.first_seen, Lapse::Take(seen.newest)),
+            std::cmp::Ordering::Equal => {
+                due(seen.first_seen, Lapse::Take { expect: seen.newest, since: seen.first_seen })
+            }
             std::cmp::Ordering::Greater => {
                 let ended = seen
                     .incarnations
@@ -486,8 +493,15 @@ impl Peer {
         }
     }
 
-    /// A takeover on behalf of a job, or of a tenant's ledger.
-    pub(super) fn took_over(&mut self, contact: ContactId, job: Option<JobId>, result: OpResult) {
+    /// A takeover on behalf of a job, or of a tenant's ledger. `since` is when the renewal that it was conditional on
+    /// was first seen: where it succeeds that one was the last, whatever this peer's own disk accepted meanwhile.
+    pub(super) fn took_over(
+        &mut self,
+        contact: ContactId,
+        job: Option<JobId>,
+        since: Instant,
+        result: OpResult,
+    ) {
         if let Some(job) = job {
             self.freeing(job, false);
             self.drive_soon(job);
@@ -498,13 +512,7 @@ impl Peer {
             // A newer renewal, or somebody else's takeover: time that from now on.
             return self.owner.learned(contact, seen.incarnation, seen.nonce, now);
         }
-        let timed_from = self
-            .owner
-            .observed
-            .get(&contact)
-            .filter(|o| o.newest.0 < seen.incarnation)
-            .map_or(now, |o| o.first_seen);
-        self.owner.taken(contact, seen.incarnation, seen.nonce, timed_from, now);
+        self.owner.taken(contact, seen.incarnation, seen.nonce, since, now);
         self.count("takeovers");
         let cluster = seen.cluster.clone();
         self.event("contact.taken_over", job, format!("{cluster} was out of contact for its grace"));

@@ -37,7 +37,7 @@ pub enum Purpose {
     /// An observer reads a contact it has not seen yet.
     Observe(ContactId),
     /// An observer takes an incarnation over on behalf of this job.
-    TakeOver(ContactId, JobId),
+    TakeOver(ContactId, JobId, Instant),
     /// This cluster begins a contact record.
     ContactCreate(Box<ContactRecord>),
     /// This cluster renews.
@@ -101,7 +101,7 @@ impl Peer {
             Purpose::OwnerRead => self.owner_read(result),
             Purpose::Free(job) => self.owner_freed(job, result),
             Purpose::Observe(contact) => self.observe_result(contact, result),
-            Purpose::TakeOver(contact, job) => self.took_over(contact, Some(job), result),
+            Purpose::TakeOver(contact, job, since) => self.took_over(contact, Some(job), since, result),
             Purpose::ContactCreate(record) => self.contact_created(*record, result),
             Purpose::Renew { contact, incarnation, sent_at } => {
                 self.renewed(contact, incarnation, sent_at, result)

@@ -146,12 +146,15 @@ impl Peer {
             refused.map(|(c, _)| c.clone()).collect()
         };
         let picks = self.picks(job, record, (want + out.len() + self.owner.strikes.len()).min(256), waited);
-        let Some(first) = picks.iter().min_by(|a, b| a.score.total_cmp(&b.score)) else { return Vec::new() };
+        let asked_last =
+            |p: &&Pick| self.resting(&p.cluster).is_some() || self.failed_lately(record, &p.cluster);
+        let best = |a: &&Pick, b: &&Pick| a.score.total_cmp(&b.score);
+        // One that refuses or rests is no measure for the others.
+        let open = picks.iter().filter(|p| !out.contains(&p.cluster) && !asked_last(p)).min_by(best);
+        let Some(first) = open.or_else(|| picks.iter().min_by(best)) else { return Vec::new() };
         // Where waiting is best anyway, a grant of a worse one would only be given back.
         let most = first.score + if first.fits_now { CLAIM_SLACK } else { TAKE_SLACK };
         let near = |p: &&Pick| p.soonest <= most && !out.contains(&p.cluster);
-        let asked_last =
-            |p: &&Pick| self.resting(&p.cluster).is_some() || self.failed_lately(record, &p.cluster);
         let mut wanted: Vec<PeerName> = picks
             .iter()
             .filter(near)

@@ -155,7 +155,7 @@ pub enum TenantPurpose {
     /// A home has read a contact or taken it over, or changed a ledger.
     Tend(LedgerId),
     /// A home takes a lost cluster's contact over.
-    TakeOver(ContactId, LedgerId),
+    TakeOver(ContactId, LedgerId, Instant),
     /// This cluster looks at the ledger.
     Look,
 }
@@ -421,9 +421,9 @@ impl Peer {
             TenantPurpose::Tend(ledger) => {
                 self.tenants.busy.remove(&ledger);
             }
-            TenantPurpose::TakeOver(contact, ledger) => {
+            TenantPurpose::TakeOver(contact, ledger, since) => {
                 self.tenants.busy.remove(&ledger);
-                self.took_over(contact, None, result);
+                self.took_over(contact, None, since, result);
             }
             TenantPurpose::Look => {}
         }

@@ -105,11 +105,11 @@ impl Peer {
                 self.observe_contact(&placement);
                 false
             }
-            Lapse::Take(expect) => {
+            Lapse::Take { expect, since } => {
                 let nonce = self.fresh_nonce();
                 let change = ContactChange::TakeOver { expect, nonce, by: self.cfg.name.clone() };
                 self.count("takeovers_tried");
-                let purpose = TenantPurpose::TakeOver(binding.contact, ledger.id());
+                let purpose = TenantPurpose::TakeOver(binding.contact, ledger.id(), since);
                 self.tend_by(ledger, contact_origin(&placement), Task::Contact(change), purpose);
                 false
             }
