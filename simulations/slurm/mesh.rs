@@ -183,6 +183,9 @@ pub fn the_controller_is_killed_in_the_middle(ground: &mut Ground) {
     // Slurm saves its state lazily; what it had not saved is the next scenario.
     let state = a.dir.join("state/job_state");
     let now = std::time::SystemTime::now();
+    // It saves after a change only: one more, should it have saved the starts already.
+    let native = until("its native job", || a.native(&ids[0]).ok_or("none".to_owned()));
+    a.run("scontrol", &["update", &format!("jobid={native}"), "timelimit=100"]);
     until("Slurm has saved that they run", || match fs::metadata(&state).and_then(|m| m.modified()) {
         Ok(at) if at > now => Ok(()),
         other => Err(format!("{other:?}")),
