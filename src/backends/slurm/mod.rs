@@ -6,7 +6,7 @@
 //! requeued, never runs an attempt twice. The folder lies on a file system that the nodes share with the peer.
 //!
 //! Guards ask the peer over a TCP line how long they may live ([`line`]); one `squeue` per interval, for all jobs,
-//! says what Slurm knows ([`keeper`]); what cannot be known is *unknown*, and nothing follows from it.
+//! says what Slurm knows (`keeper`); what cannot be known is *unknown*, and nothing follows from it.
 
 pub mod commands;
 pub mod driver;

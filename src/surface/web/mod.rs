@@ -2,7 +2,7 @@
 //!
 //! HTML comes whole from the server; one plain script follows links without reloading, asks again when
 //! `/page/live` says that something changed, and sends the API's own calls. No build step, nothing from elsewhere
-//! (the content security policy forbids it). Who may act: [`guard`].
+//! (the content security policy forbids it). Who may act: `guard`.
 
 mod cluster;
 mod events;
