@@ -243,9 +243,10 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
     }));
     tracker.spawn(tasks::peers(core.clone(), mesh.view(), cancel.clone()));
     tracker.spawn(tasks::journal(core.clone(), log, cancel.clone()));
-    let memory = Arc::new(crate::surface::web::Memory::default());
-    tracker.spawn(crate::surface::web::watch(node.clone(), memory.clone(), cancel.clone()));
-    let router = crate::surface::api::router_with(node.clone(), memory);
+    let watched = crate::surface::api::Watched::default();
+    tracker.spawn(crate::surface::web::watch(node.clone(), watched.memory.clone(), cancel.clone()));
+    tracker.spawn(crate::surface::measure::watch(node.clone(), watched.measures.clone(), cancel.clone()));
+    let router = crate::surface::api::router_with(node.clone(), watched);
     tracker.spawn(tasks::incoming(core.clone(), mesh.clone(), router.clone(), incoming, cancel.clone()));
     let health = tasks::Health {
         core,

@@ -10,6 +10,7 @@ mod mesh;
 mod one_peer;
 mod preempt;
 mod relay;
+mod seeing;
 mod strangers;
 mod three_peers;
 mod upgrade;

@@ -22,6 +22,8 @@ pub struct Plan {
     pub tables: String,
     /// It stores records and runs nothing.
     pub witness: bool,
+    /// Between bandwidth probes.
+    pub probe_every: &'static str,
     /// Which build.
     pub binary: PathBuf,
 }
@@ -35,7 +37,8 @@ impl Plan {
             _ => "ap-south",
         };
         let (listen, binary) = ("127.0.0.1:0".into(), STARLING.into());
-        Self { name, region, gpu: "A100-80G", gpus: 4, listen, tables: String::new(), witness: false, binary }
+        let (gpu, gpus, tables) = ("A100-80G", 4, String::new());
+        Self { name, region, gpu, gpus, listen, tables, witness: false, probe_every: "never", binary }
     }
 
     fn text(&self) -> String {
@@ -46,12 +49,13 @@ impl Plan {
         format!(
             "name = \"{}\"\nregion = \"{}\"\nlisten = \"{}\"\nprice_per_gpu_hour = 2.5\nwitness = {}\n\
              [api]\nlisten = \"off\"\n{}\
-             [timing]\nrenew_every = \"500ms\"\nmargin = \"1s\"\nprobe_every = \"never\"\n{}",
+             [timing]\nrenew_every = \"500ms\"\nmargin = \"1s\"\nprobe_every = \"{}\"\n{}",
             self.name,
             self.region,
             self.listen,
             self.witness,
             if self.witness { String::new() } else { nodes },
+            self.probe_every,
             self.tables
         )
     }

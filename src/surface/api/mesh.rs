@@ -149,6 +149,7 @@ pub async fn peer(State(api): State<Api>) -> Json<PeerDocument> {
         isolated: view.isolated,
         disk_note: view.members.get(&me).and_then(|m| ClusterDocument::new(m, None).disk_note),
         members,
+        now_ms: Some(wall_now().0),
     })
 }
 

@@ -3,6 +3,7 @@
 //! One table (`routes::ROUTES`) names every route; the router and the OpenAPI document are built
 //! from it. Handlers see the peer only through `PeerHandle`.
 
+mod doctor;
 mod error;
 mod events;
 pub(crate) mod history;
@@ -31,7 +32,7 @@ pub use error::{ApiError, ApiResult};
 pub use limits::Caller;
 pub use proxy::serve_proxy;
 pub(crate) use resolve::escape;
-pub use routes::{router, router_with};
+pub use routes::{Watched, router, router_with};
 
 use crate::core::{ClientRequest, ClientResponse};
 use crate::runtime::PeerHandle;
@@ -42,6 +43,7 @@ pub(crate) struct Api {
     pub handle: Arc<dyn PeerHandle>,
     pub limits: Arc<limits::Limits>,
     pub memory: Arc<crate::surface::web::Memory>,
+    pub measures: Arc<std::sync::Mutex<crate::surface::measure::Measures>>,
 }
 
 impl Api {

@@ -7,7 +7,8 @@ use axum::extract::Request;
 use axum::routing::{MethodRouter, delete, get, post, put};
 
 use super::{
-    Api, ApiError, events, history, jobs, limits, local, logs, mesh, metrics, openapi, operator, tenants,
+    Api, ApiError, doctor, events, history, jobs, limits, local, logs, mesh, metrics, openapi, operator,
+    tenants,
 };
 use crate::runtime::PeerHandle;
 use crate::surface::web::{self, Memory};
@@ -105,18 +106,29 @@ pub(crate) const ROUTES: &[Route] = &[
     route!("GET" "/v1/local/tenants" "What this very cluster holds and uses of each tenant's limits" &[], JSON, get(tenants::local)),
     route!("GET" "/v1/local/inspect" "This peer's insides" &[], JSON, get(local::inspect)),
     route!("GET" "/v1/openapi.json" "This API as an OpenAPI 3.1 document" &[], JSON, get(openapi::document)),
-    route!("GET" "/metrics" "Metrics in Prometheus' text format" &[], "text/plain", get(metrics::metrics)),
+    route!("GET" "/v1/doctor" "Looks the peer and the mesh over and says what to do" &[], JSON, get(doctor::doctor)),
+    route!("GET" "/metrics" "Metrics in OpenMetrics' text format" &[], "application/openmetrics-text", get(metrics::metrics)),
     route!("GET" "/healthz" "200 while the peer works" &[], JSON, get(metrics::healthz)),
 ];
 
 /// The API of one peer.
 pub fn router(handle: Arc<dyn PeerHandle>) -> Router {
-    router_with(handle, Arc::default())
+    router_with(handle, Watched::default())
 }
 
-/// The same with what the page remembers, which `web::watch` fills.
-pub fn router_with(handle: Arc<dyn PeerHandle>, memory: Arc<Memory>) -> Router {
-    build(Api { handle, limits: Arc::default(), memory })
+/// What is gathered beside the API, by `web::watch` and `measure::watch`.
+#[derive(Clone, Default)]
+pub struct Watched {
+    /// For the page.
+    pub memory: Arc<Memory>,
+    /// For `/metrics`.
+    pub measures: Arc<std::sync::Mutex<crate::surface::measure::Measures>>,
+}
+
+/// The same with what is gathered beside it.
+pub fn router_with(handle: Arc<dyn PeerHandle>, watched: Watched) -> Router {
+    let Watched { memory, measures } = watched;
+    build(Api { handle, limits: Arc::default(), memory, measures })
 }
 
 pub(crate) fn build(api: Api) -> Router {

@@ -87,6 +87,8 @@ pub enum Command {
     View(ViewArgs),
     /// Show the peer that answers
     Peer,
+    /// Look the peer and the mesh over, and say what to do
+    Doctor,
     /// Print the address of the peer's page, with the token that opens it
     Page,
     /// Print events as they come

@@ -193,6 +193,28 @@ pub async fn peer(asking: &Asking) -> CommandResult {
     Ok(Reply::new(&peer, text))
 }
 
+/// `starling doctor`
+pub async fn doctor(asking: &Asking) -> CommandResult {
+    let found: DoctorDocument = asking.client.get("/v1/doctor").await?;
+    let mut text = String::new();
+    for f in &found.findings {
+        let word = match f.weight {
+            Weight::Ok => asking.style.dim("ok  "),
+            Weight::Note => asking.style.bold("note"),
+            Weight::Warn => asking.style.state_as("suspect", "warn"),
+            Weight::Bad => asking.style.state_as("lost", "BAD "),
+        };
+        text.push_str(&format!("{word}  {:<13} {}\n", plain(&f.about), plain(&f.text)));
+        if !f.todo.is_empty() {
+            text.push_str(&format!("{:>20} {}\n", "->", plain(&f.todo)));
+        }
+    }
+    let bad = found.findings.iter().any(|f| f.weight == Weight::Bad);
+    text.push_str(&format!("as {} sees it now; another peer may see more\n", found.peer));
+    let code = if bad { super::exit::REFUSED } else { super::exit::OK };
+    Ok(Reply::new(&found, text).with_code(code))
+}
+
 /// `starling token create`
 pub async fn token(asking: &Asking, command: TokenCommand) -> CommandResult {
     let TokenCommand::Create { ttl } = command;

@@ -160,6 +160,7 @@ pub(crate) async fn perform(asking: &Asking, command: Command) -> CommandResult 
         Command::View(_) => mesh::view(asking).await,
         Command::Peer => mesh::peer(asking).await,
         Command::Page => page::page(asking).await,
+        Command::Doctor => mesh::doctor(asking).await,
         Command::Events(args) if args.past || args.since.is_some() || args.tenant.is_some() => {
             audit::history(asking, args).await
         }

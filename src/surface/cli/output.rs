@@ -43,6 +43,11 @@ impl Style {
         };
         self.paint(code, word)
     }
+    /// Another word in the colour of one of ours.
+    pub fn state_as(self, like: &str, text: &str) -> String {
+        let painted = self.state(like);
+        painted.replace(like, text)
+    }
     /// A background from green (0) to red (1), for heat maps.
     pub fn heat(self, level: f64, text: &str) -> String {
         const STEPS: [&str; 6] = ["48;5;22", "48;5;28", "48;5;64", "48;5;100", "48;5;130", "48;5;88"];

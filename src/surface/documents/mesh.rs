@@ -249,4 +249,45 @@ pub struct PeerDocument {
     pub disk_note: Option<String>,
     /// Members by liveness.
     pub members: BTreeMap<String, u64>,
+    /// Its clock for people when it answered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub now_ms: Option<u64>,
+}
+
+/// How much a finding matters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Weight {
+    /// All is well.
+    Ok,
+    /// Worth knowing.
+    Note,
+    /// Should be looked at.
+    Warn,
+    /// Is wrong.
+    Bad,
+}
+
+/// One thing that the doctor looked at.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finding {
+    /// How much it matters.
+    pub weight: Weight,
+    /// What was looked at.
+    pub about: String,
+    /// What was found.
+    pub text: String,
+    /// What to do; empty where nothing is.
+    pub todo: String,
+}
+
+/// What the doctor found, the worst first.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DoctorDocument {
+    /// The peer that looked.
+    pub peer: PeerName,
+    /// When.
+    pub at_ms: u64,
+    /// The findings.
+    pub findings: Vec<Finding>,
 }

@@ -1,0 +1,220 @@
+//! What people see of a mesh: events and audit through any peer, metrics and what is built on them, the doctor.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::harness::*;
+use super::mesh::{Mesh, Plan};
+
+/// Families that no dashboard and no rule shows, by their start: finer counters of a layer.
+const NOT_SHOWN: [(&str, &str); 7] = [
+    ("starling_core_", "for whoever looks into the core"),
+    ("starling_gossip_", "the same for gossip"),
+    ("starling_mesh_", "the same for the member list"),
+    ("starling_net_", "the same for the transport"),
+    ("starling_store_", "batches and rows"),
+    ("starling_up_seconds", "up{} says it"),
+    ("starling_event_log_lines", "the log's size is bounded"),
+];
+/// Single figures that the page and the command line show. A new one goes on the dashboard or in here.
+const MEANT: [&str; 6] = [
+    "starling_attempts",
+    "starling_certificate_age_seconds",
+    "starling_claims",
+    "starling_closed",
+    "starling_draining",
+    "starling_link_age_seconds",
+];
+
+fn metrics(mesh: &Mesh, name: &str) -> String {
+    use starling::surface::client::{Client, Target};
+    let client = Client::new(Target::Unix(mesh.state(name).join("api.sock")), None, None).expect("a client");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let within = std::time::Duration::from_secs(20);
+        let mut answer =
+            client.open(axum::http::Method::GET, "/metrics", None, &[], within).await.expect("metrics");
+        let mut text = Vec::new();
+        while let Some(chunk) = answer.chunk().await.expect("metrics") {
+            text.extend_from_slice(&chunk);
+        }
+        String::from_utf8(text).expect("text")
+    })
+}
+
+/// The families of a text, each with its type; it must be well formed.
+fn families(text: &str) -> BTreeMap<String, String> {
+    assert!(text.ends_with("\n# EOF\n"), "the end is missing");
+    let mut helped = BTreeSet::new();
+    let mut found: BTreeMap<String, String> = BTreeMap::new();
+    for line in text.lines().filter(|l| *l != "# EOF") {
+        if let Some(rest) = line.strip_prefix("# HELP ") {
+            let (name, help) = rest.split_once(' ').expect("a text");
+            assert!(!help.trim().is_empty() && helped.insert(name.to_owned()), "{line}");
+        } else if let Some(rest) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = rest.split_once(' ').expect("a type");
+            assert!(helped.contains(name), "no help for {name}");
+            assert!(found.insert(name.to_owned(), kind.to_owned()).is_none(), "{name} twice");
+        } else if !line.starts_with('#') {
+            let name = line.split(['{', ' ']).next().expect("a name");
+            let known = |end: &str| name.strip_suffix(end).and_then(|n| found.get(n));
+            let good = match found.get(name) {
+                Some(kind) => kind == "gauge",
+                None => {
+                    known("_total").is_some_and(|k| k == "counter")
+                        || ["_bucket", "_sum", "_count"]
+                            .iter()
+                            .any(|e| known(e).is_some_and(|k| k == "histogram"))
+                }
+            };
+            assert!(good, "a line of no family or of the wrong type: {line}");
+            let value = line.rsplit(' ').next().expect("a value");
+            assert!(value.parse::<f64>().is_ok(), "{line}");
+        }
+    }
+    found
+}
+
+/// Names that a file of deploy/ asks for.
+fn named(file: &str) -> BTreeSet<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy").join(file);
+    let text = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    text.split(|c: char| !(c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_' || c == ':'))
+        .filter(|word| word.starts_with("starling_"))
+        .map(str::to_owned)
+        .collect()
+}
+
+#[test]
+fn dashboards_and_rules_name_what_a_live_peer_has() {
+    let probed = |name| Plan { probe_every: "5s", ..Plan::new(name) };
+    let mesh = Mesh::start(["alpha", "beta", "gamma"].map(probed));
+    let id = submit(mesh.state("alpha"), "name: a\nresources: {gpus: 1}\nrun: [\"true\"]\n");
+    succeeded(mesh.state("alpha"), &id);
+    let links =
+        |l: &Value| l["links"].as_array().is_some_and(|l| l.iter().any(|l| !l["bandwidth_bps"].is_null()));
+    until("bandwidth is measured", || {
+        let found = get(mesh.state("alpha"), "/v1/links")?;
+        if links(&found) { Ok(()) } else { Err(found.to_string()) }
+    });
+    let mut all: BTreeMap<String, String> = BTreeMap::new();
+    for name in ["alpha", "beta", "gamma"] {
+        all.extend(families(&metrics(&mesh, name)));
+    }
+    let family = |name: &str| {
+        let short = ["_bucket", "_sum", "_count", "_total"].iter().find_map(|e| name.strip_suffix(e));
+        all.contains_key(name) || short.is_some_and(|s| all.contains_key(s))
+    };
+    let mut shown = BTreeSet::new();
+    for file in ["prometheus/rules.yml", "prometheus/rules_test.yml", "grafana/starling.json"] {
+        let names = named(file);
+        assert!(names.len() > 4, "{file}: {names:?}");
+        for name in names {
+            // Only where GPUs can be measured.
+            assert!(
+                family(&name) || name == "starling_gpu_use_ratio",
+                "{file} names {name}, which no peer has"
+            );
+            let short =
+                ["_bucket", "_total"].iter().find_map(|e| name.strip_suffix(e)).unwrap_or(&name).to_owned();
+            shown.insert(short);
+        }
+    }
+    let hidden: Vec<&String> = all.keys().filter(|n| !shown.contains(*n)).collect();
+    // Outside of the layers' own counters only a few are not shown: a new one is put on the dashboard or in here.
+    let layer = |n: &str| NOT_SHOWN.iter().any(|(start, _)| n.starts_with(start));
+    let single: Vec<&str> = hidden.iter().map(|n| n.as_str()).filter(|n| !layer(n)).collect();
+    assert_eq!(single, MEANT, "not shown anywhere");
+}
+
+#[test]
+fn events_and_audit_are_read_through_any_peer_and_a_changed_byte_is_found() {
+    let mesh = Mesh::three();
+    let (a, b) = (mesh.state("alpha"), mesh.state("beta"));
+    let id = submit(
+        a,
+        "name: there\ntenant: vision\nresources: {gpus: 1}\nplacement: {clusters: [gamma]}\nrun: [sleep, \"600\"]\n",
+    );
+    in_state(a, &id, &["running"]);
+    cli(b, &["cancel", &id[..8]]).ok();
+    ended(a, &id);
+    let kinds = |out: &Value| -> BTreeSet<String> {
+        out["events"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|e| Some(e["kind"].as_str()?.to_owned()))
+            .collect()
+    };
+    for name in ["alpha", "beta", "gamma"] {
+        let past = until("all events are told", || {
+            let past = cli(mesh.state(name), &["--json", "events", "--past", "--job", &id]).ok().json();
+            let found = kinds(&past);
+            let wanted = ["job.placed", "attempt.started", "attempt.ended", "job.closed"];
+            if wanted.iter().all(|k| found.contains(*k)) { Ok(past) } else { Err(past.to_string()) }
+        });
+        assert_eq!(past["unanswered"], Value::Array(Vec::new()), "{past:#}");
+        let started =
+            past["events"].as_array().and_then(|l| l.iter().find(|e| e["kind"] == "attempt.started"));
+        let started = started.expect("it started");
+        assert_eq!((&started["peer"], &started["tenant"]), (&"gamma".into(), &"vision".into()), "{past:#}");
+        assert!(started["took_ms"].is_u64() && started["trace"].is_string(), "{started:#}");
+    }
+    let of_tenant = cli(a, &["--json", "events", "--tenant", "nobody"]).ok().json();
+    assert_eq!(of_tenant["events"], Value::Array(Vec::new()), "{of_tenant:#}");
+    // Who did it stands where it was done.
+    let audit = cli(b, &["--json", "audit"]).ok().json();
+    let entry = &audit["entries"][0];
+    assert_eq!(entry["what"], "POST /v1/jobs/{id}/cancel", "{audit:#}");
+    assert_eq!((&entry["object"], &entry["status"]), (&id.as_str().into(), &200.into()), "{audit:#}");
+    assert!(entry["before"].as_str().is_some_and(|t| t.starts_with("running at gamma")), "{audit:#}");
+    assert!(entry["who"].as_str().is_some_and(|t| t.starts_with("local user")), "{audit:#}");
+    let told = cli(b, &["audit", "verify"]).ok().out;
+    assert!(told.contains("1 entries hold"), "{told}");
+    let files = b.join("events");
+    let file = fs::read_dir(&files)
+        .expect("a folder")
+        .flatten()
+        .map(|e| e.path())
+        .find(|p| p.file_name().is_some_and(|n| n.to_string_lossy().starts_with("audit-")))
+        .expect("an audit");
+    let changed = fs::read_to_string(&file).expect("text").replace("local user", "local luser");
+    fs::write(&file, changed).expect("written");
+    for args in [&["audit", "verify"][..], &["audit", "verify", "--files"]] {
+        let out = cli(b, args);
+        assert!(out.code == 5 && out.out.contains("BROKEN"), "{out:?}");
+    }
+}
+
+#[test]
+fn the_doctor_says_what_is_wrong() {
+    let mut mesh = Mesh::three();
+    let well = until("all is well", || {
+        let out = cli(mesh.state("alpha"), &["--json", "doctor"]);
+        let bad = |f: &&Value| f["weight"] == "bad" || f["about"] == "links" && f["weight"] != "ok";
+        let found = out.json();
+        match found["findings"].as_array().and_then(|l| l.iter().find(bad)) {
+            None if out.code == 0 => Ok(found),
+            other => Err(format!("{other:?}")),
+        }
+    });
+    let about: BTreeSet<&str> =
+        well["findings"].as_array().into_iter().flatten().filter_map(|f| f["about"].as_str()).collect();
+    for wanted in
+        ["members", "size", "links", "requests", "clocks", "certificates", "versions", "disk", "records"]
+    {
+        assert!(about.contains(wanted), "{wanted}: {well:#}");
+    }
+    mesh.peer_mut("gamma").kill();
+    until("the lost peer is named", || {
+        let out = cli(mesh.state("alpha"), &["doctor"]);
+        if out.code == 5 && out.out.contains("gamma is") && out.out.contains("->") {
+            Ok(())
+        } else {
+            Err(format!("{out:?}"))
+        }
+    });
+}
