@@ -60,7 +60,9 @@ pub enum UpError {
     #[error("records on disk: {0}; this peer does not start without them")]
     Records(#[from] crate::core::acceptor::ValueError),
     /// A listening socket of the API.
-    #[error("cannot serve the API at {0}: {1}")]
+    #[error(
+        "cannot serve the API at {0}: {1}; set [api] listen to another address, or to \"off\" for the socket alone"
+    )]
     Api(String, std::io::Error),
     /// The event log.
     #[error("cannot write the event log in {0}: {1}")]

@@ -413,6 +413,8 @@ impl Peer {
                     row.claim = laid.ahead;
                     row.reasons.push(Reason::ClaimStands { ahead: laid.ahead });
                     let waits = Some(&laid.prospects.waits).filter(|waits| !waits.is_empty());
+                    // There may be room, and the tenant may not have it.
+                    row.fits_now &= waits.is_none();
                     row.reasons.extend(waits.map(|why| Reason::Quota { text: why.clone(), passing: true }));
                 }
             }
