@@ -1,20 +1,24 @@
 //! `starling demo --scenario acceptance`: what one checks before a pool is handed over, on real processes: that it
-//! works, that urgent work gets room, that its figures are true and an alert would fire, and that its peak is borne.
+//! works, that a tenant keeps to its limit, that urgent work gets room, that its figures are true and an alert would fire, and that its peak is borne.
 //!
 //! Each check says what it expects before it looks, and judges by what the jobs themselves wrote and by the clock.
 //! What this build cannot do is named as missing, never counted as held.
+
+// tidy: long because the checks are read beside one another: what each does, and when it holds
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use axum::http::Method;
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::super::cli::DemoArgs;
-use super::super::documents::JobDocument;
-use super::super::ledger::Expected;
+use super::super::client::ClientFailure;
+use super::super::documents::{JobDocument, TenantDocument, TenantList};
+use super::super::ledger::{self, Expected};
 use super::judgement::Summary;
 use super::{Fleet, FleetError, Shape, io};
 use crate::base::{Bytes, MilliCpu, Span};
@@ -146,13 +150,14 @@ pub async fn run(args: &DemoArgs) -> Result<Acceptance, FleetError> {
 }
 
 async fn all(fleet: &mut Fleet) -> Result<Acceptance, FleetError> {
-    let mut out = Acceptance { clusters: fleet.peers.len(), checks: Vec::new(), missing: vec!["quota"] };
-    for name in ["function", "preemption", "monitoring", "capacity"] {
+    let mut out = Acceptance { clusters: fleet.peers.len(), checks: Vec::new(), missing: Vec::new() };
+    for name in ["function", "quota", "preemption", "monitoring", "capacity"] {
         eprintln!("{name} ...");
         let begun = Instant::now();
         let mut yard = Yard::new(fleet, name)?;
         let verdict = match name {
             "function" => function(&mut yard).await,
+            "quota" => quota(&mut yard).await,
             "preemption" => preemption(&mut yard).await,
             "monitoring" => monitoring(&mut yard).await,
             _ => capacity(&mut yard).await,
@@ -297,6 +302,64 @@ async fn function(yard: &mut Yard<'_>) -> Result<Verdict, FleetError> {
         summary.succeeded, summary.submitted
     );
     Ok((holds, found, json!({ "summary": summary, "slowest_start_s": worst })))
+}
+
+/// A tenant's jobs use its whole limit over all clusters and never more, by what the jobs wrote; others do not wait for
+/// it; a job that its limit never allows is refused.
+async fn quota(yard: &mut Yard<'_>) -> Result<Verdict, FleetError> {
+    const TENANT: &str = "accepted";
+    let limit = GPUS + 2;
+    let path = format!("/v1/tenants/{TENANT}");
+    let body = json!({ "gpus": limit, "grace": "30s" }).to_string().into_bytes();
+    let _: TenantDocument =
+        yard.fleet.peers[0].client.send(Method::PUT, &path, Some(("application/json", body))).await?;
+    let begun = Instant::now();
+    for peer in &yard.fleet.peers {
+        while !peer.client.get::<TenantList>("/v1/tenants").await?.tenants.iter().any(|t| t.tenant == TENANT)
+        {
+            if begun.elapsed() > STARTS_WITHIN {
+                return Err(FleetError::Invalid(format!("{} has not heard of the limit", peer.name)));
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+    let mut large = yard.spec("too-much", limit + 1, 50, "sleep --ms 1")?;
+    (large.tenant, large.nodes, large.resources.gpus) = (TENANT.into(), limit + 1, 1);
+    let refused = match yard.fleet.submit(0, &large, "quota-too-much").await {
+        Ok(_) => false,
+        Err(FleetError::Ask(ClientFailure::Api(_, body))) => body.code == "over_quota",
+        Err(error) => return Err(error),
+    };
+    for n in 0..12 {
+        let mut spec = yard.spec(&format!("held-{n}"), 2, 50, "sleep --ms 2000")?;
+        spec.tenant = TENANT.into();
+        yard.submit(&spec).await?;
+    }
+    let other = yard.spec("other", 2, 50, "sleep --ms 500")?;
+    let other = yard.submit(&other).await?;
+    let jobs = yard.all_end().await?;
+    let summary = yard.judge(&jobs)?;
+    // GPUs at once, by the jobs' own lines: each attempt from its first to its last moment.
+    let mut spans: BTreeMap<(String, u64), (u64, u64)> = BTreeMap::new();
+    ledger::read(&yard.ledger, |entry| {
+        for entry in entry.into_iter().filter(|e| e.job != other) {
+            let span = spans.entry((entry.job, entry.epoch)).or_insert((entry.from_us, entry.to_us));
+            *span = (span.0.min(entry.from_us), span.1.max(entry.to_us));
+        }
+    })
+    .map_err(io(yard.ledger.display()))?;
+    let most = spans.values().map(|(at, _)| spans.values().filter(|(a, b)| a <= at && at < b).count()).max();
+    let most = 2 * most.unwrap_or(0);
+    let wait = jobs.iter().find(|j| j.id.to_string() == other).and_then(waited).unwrap_or(f64::INFINITY);
+    let holds = summary.holds() && refused && most == limit as usize && wait <= STARTS_WITHIN.as_secs_f64();
+    let found = format!(
+        "12 jobs of a tenant that may use {limit} GPUs used {most} at once, over all clusters, and all {} ran once; another's began \
+         after {wait:.1} s; {}",
+        summary.succeeded,
+        if refused { "one over the limit was refused" } else { "one over the limit was NOT refused" }
+    );
+    let figures = json!({ "summary": summary, "limit": limit, "most_at_once": most, "refused": refused, "other_wait_s": wait });
+    Ok((holds, found, figures))
 }
 
 /// Everything is full of work that may be sent away; an urgent job gets one whole cluster, and what had to go for it
