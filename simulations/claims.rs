@@ -7,13 +7,14 @@ use std::sync::Arc;
 use starling::base::units::{Bytes, MilliCpu};
 use starling::base::{Instant, JobId, PeerName, Rng, Span, StoreId, WallTime};
 use starling::core::api::{AttemptKey, BackendEvent};
+use starling::core::message::SPEAKS;
 use starling::core::{
     BackendCommand, ClientRequest, ClientResponse, CoreConfig, DiskImage, Input, Message, Now, Output, Peer,
     Write,
 };
 use starling::model::report::{
-    CapacityReport, ContactReport, Inventory, Item, LinkSample, Liveness, MemberView, NodeCapacity,
-    QueueReport, Report, Terms, View,
+    BuildReport, CapacityReport, ContactReport, Inventory, Item, LinkSample, Liveness, MemberView,
+    NodeCapacity, QueueReport, Report, Terms, View,
 };
 use starling::model::spec_input::parse_spec;
 use starling::model::{JobRecord, JobState, Outcome};
@@ -258,7 +259,7 @@ impl Net {
                 queue,
                 contact: m.said.1.clone(),
                 health: None,
-                build: None,
+                build: Some(BuildReport { version: String::new(), wire: SPEAKS }),
                 links: names.iter().filter(|n| **n != peer).map(link).collect(),
                 data: Some(m.data.clone()),
                 images: Some(Inventory::default()),

@@ -17,12 +17,16 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let rest = args.get(1..).unwrap_or_default();
+    if args.iter().any(|a| a == "--help" || a == "-h") {
+        println!("{}", usage());
+        return ExitCode::SUCCESS;
+    }
     if args.first().is_some_and(|a| a == "model") {
         return models::command(rest);
     }
     if let Some(done) = args.first().and_then(|name| placing::command(name, rest)) {
         return done.unwrap_or_else(|why| {
-            eprintln!("simulate: {why}\nusage:\n{}", placing::USAGE);
+            eprintln!("simulate: {why}\n{}", usage());
             ExitCode::from(2)
         });
     }
@@ -34,13 +38,12 @@ fn main() -> ExitCode {
         _ => Err("what shall be simulated?".into()),
     };
     done.unwrap_or_else(|why| {
-        eprintln!(
-            "simulate: {why}\nusage:\n{}\n{}\n{}\n{}",
-            seeds::USAGE,
-            placing::USAGE,
-            trace::USAGE,
-            packing::USAGE
-        );
+        eprintln!("simulate: {why}\n{}", usage());
         ExitCode::from(2)
     })
+}
+
+fn usage() -> String {
+    let parts = [seeds::USAGE, placing::USAGE, trace::USAGE, packing::USAGE];
+    format!("usage:\n{}", parts.join("\n"))
 }

@@ -88,8 +88,8 @@ impl World {
         wrong.into_iter().for_each(|w| self.violation(w));
     }
 
-    /// I5 at the moment of a start: GPUs of the tenant that run anywhere, by those who know that it is limited. Nobody
-    /// whose disk says so starts anything without knowing. (A new disk has yet to hear of it: docs/tenants.md.)
+    /// I5 at the moment of a start: GPUs of the tenant that run anywhere, by those who know that it is limited. Once
+    /// all have known, nobody starts anything without knowing, a new disk or not.
     pub(super) fn check_limit(&mut self, i: usize, key: AttemptKey) {
         let Some(limit) = self.scenario.limit else { return };
         let counts = |e: &&Execution| e.limited && e.until.is_none() && !self.sleeps_past_its_end(e);
@@ -97,7 +97,7 @@ impl World {
         if used > limit {
             self.violation(format!("I5: with {key} at peer {i} the tenant runs {used} GPUs of {limit}"));
         }
-        if self.machines[i].noted_the_limit() && !self.knows_the_limit(i) {
+        if self.users.limit_known && !self.knows_the_limit(i) {
             self.violation(format!("I5: peer {i} starts {key} and knows of no limit"));
         }
     }

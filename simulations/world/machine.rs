@@ -78,12 +78,6 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Its disk says that the users' tenant has a ledger.
-    pub fn noted_the_limit(&self) -> bool {
-        let row = format!("card/{}", shapes::TENANT).into_bytes();
-        self.disk.tables.get(&Table::Meta).is_some_and(|meta| meta.contains_key(&row))
-    }
-
     pub fn new(name: PeerName, store: StoreId, rate_ppm: i64, clock_base: u64) -> Self {
         Machine {
             name,

@@ -7,9 +7,13 @@ use crate::base::{ContactId, Epoch, Home, JobId, LedgerId, PeerName, Span, Store
 use crate::model::record::Birth;
 
 /// The newest of these messages that this peer reads; gossiped as `build.wire`. Frames still begin with the version of
-/// `transport::codec`. From 0x5302 on `ClaimWith` and `ClaimStateWith` are read, from 0x5303 on `Tenants`; others are
-/// sent the plain forms. See docs/decisions/messages-that-grow.md.
-pub const SPEAKS: u16 = 0x5303;
+/// `transport::codec`. From 0x5302 on `ClaimWith` and `ClaimStateWith` are read, from 0x5303 on `Tenants`, from 0x5304
+/// on `TenantsWord`; others are sent the plain forms. See docs/decisions/messages-that-grow.md.
+pub const SPEAKS: u16 = ASKS_TENANTS;
+/// From here on terms and tenants are read,
+pub const SPEAKS_TERMS: u16 = 0x5303;
+/// and from here on the question which tenants there are.
+pub const ASKS_TENANTS: u16 = 0x5304;
 
 /// Which register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -148,6 +152,27 @@ pub enum Message {
     Disk(DiskWord),
     /// These tenants have ledgers. Sent only where there are some, to peers that read it.
     Tenants(Vec<Card>),
+    /// A new disk asks which tenants there are. Only to peers that read it.
+    TenantsWord(TenantsWord),
+}
+
+/// Words about the tenants that have ledgers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TenantsWord {
+    /// Which are there, by name, after this one?
+    Ask {
+        /// None for the first page.
+        after: Option<String>,
+    },
+    /// These.
+    Tell {
+        /// By name.
+        cards: Vec<Card>,
+        /// There are more after the last.
+        more: bool,
+        /// The sender has been told itself: it knows what was known before it asked.
+        told: bool,
+    },
 }
 
 /// One life of a disk: from one start of the peer to the next.

@@ -119,6 +119,7 @@ impl Peer {
     /// Asks who has not answered yet, and tells what has grown.
     pub(super) fn on_past_timer(&mut self) {
         self.confirm_disk();
+        self.ask_tenants();
         let settled = self.disk_confirmed();
         self.timer_in(if settled { TELL_EVERY } else { ASK_EVERY }, Timer::Past);
         if self.past.over.is_some() {

@@ -11,7 +11,7 @@ use super::arrays::Arrays;
 use super::client::Clients;
 use super::contact::Contacts;
 use super::executor::Executor;
-use super::message::{Message, Prospects, RecordKey, SPEAKS, Terms};
+use super::message::{Message, Prospects, RecordKey, SPEAKS_TERMS, Terms};
 use super::owner::Owner;
 use super::past::Past;
 use super::placement::Index;
@@ -98,7 +98,7 @@ impl Peer {
             contacts: Contacts::recover(rows(Table::Meta))?,
             clients: Clients::recover(rows(Table::Meta))?,
             keeper: Keeper::default(),
-            tenants: Tenants::recover(rows(Table::Meta))?,
+            tenants: Tenants::recover(cfg.first_boot, rows(Table::Meta))?,
             arrays: Arrays::default(),
             view: Arc::default(),
             ring: Ring::default(),
@@ -121,6 +121,7 @@ impl Peer {
         peer.timers.insert((now.mono + peer.cfg.pace.sweep_every, Timer::Sweep));
         peer.timers.insert((now.mono, Timer::Past));
         peer.restart_attempts();
+        peer.note_untold();
         peer.count_commit();
         let out = std::mem::take(&mut peer.out);
         Ok((peer, out))
@@ -246,6 +247,7 @@ impl Peer {
             Message::Look { birth } => self.on_look(birth),
             Message::Disk(word) => self.on_disk_word(from, word),
             Message::Tenants(cards) => self.on_tenants(&cards),
+            Message::TenantsWord(word) => self.on_tenants_word(from, word),
         }
     }
 
@@ -254,6 +256,7 @@ impl Peer {
         let before = std::mem::replace(&mut self.view, view);
         self.note_away();
         self.confirm_disk();
+        self.ask_tenants();
         for member in self.view.members.values() {
             if let Some(contact) = member.report.as_ref().and_then(|r| r.contact.as_ref()) {
                 let (id, incarnation, nonce) = (contact.contact, contact.incarnation, contact.nonce);
@@ -345,12 +348,15 @@ impl Peer {
     }
     /// It reads `ClaimWith` and what came with it. A peer that says nothing of itself yet may not.
     pub(super) fn speaks_terms(&self, to: &PeerName) -> bool {
-        let build = |m: &crate::model::report::MemberView| {
-            m.report.as_ref().and_then(|r| r.build.as_ref()?.wire.into())
-        };
-        *to == self.cfg.name
-            || self.view.members.get(to).and_then(build).is_some_and(|wire: u16| wire >= SPEAKS)
+        *to == self.cfg.name || self.wire_of(to).is_some_and(|wire| wire >= SPEAKS_TERMS)
     }
+
+    /// The newest messages that a member says it reads; none where it was not heard yet.
+    pub(super) fn wire_of(&self, member: &PeerName) -> Option<u16> {
+        let report = self.view.members.get(member)?.report.as_ref()?;
+        report.build.as_ref().map(|build| build.wire)
+    }
+
     /// This home is there: its peer looks alive, and has the disk that the record was born on.
     pub(super) fn home_alive(&self, home: &Home) -> bool {
         if home.peer == self.cfg.name {

@@ -331,6 +331,15 @@ mod tests {
                 "message {index}"
             );
         }
+        let tell = TenantsWord::Tell { cards: Vec::new(), more: false, told: true };
+        for (message, bytes) in [
+            (Message::Disk(DiskWord::Seen { nonce: 7, seen: None }), "0c020700"),
+            (Message::Tenants(Vec::new()), "0d00"),
+            (Message::TenantsWord(TenantsWord::Ask { after: None }), "0e0000"),
+            (Message::TenantsWord(tell), "0e01000001"),
+        ] {
+            assert_eq!(HEXLOWER.encode(&encode(&message).expect("writes")), bytes, "{message:?}");
+        }
         assert_eq!(HEXLOWER.encode(&frame(Kind::Core, b"xyz").expect("writes")), "5301030000000378797a");
     }
 

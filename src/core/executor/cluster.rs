@@ -4,6 +4,12 @@ use super::*;
 use crate::core::api::ClusterState;
 
 impl Peer {
+    /// What kept this cluster closed is over.
+    pub(in crate::core) fn cluster_opened(&mut self) {
+        self.exec.report_dirty = true;
+        self.queue_changed();
+    }
+
     /// Makes the books anew: the nodes as they are now, what others hold, then what attempts and grants of this
     /// peer hold, where they really are.
     pub(super) fn cluster_changed(&mut self, state: ClusterState) {

@@ -170,7 +170,7 @@ impl Peer {
             (true, ..) => Some("drains".into()),
             (_, true, _) => Some("disk nearly full".into()),
             (.., false) => Some("stops attempts that its new disk does not know".into()),
-            _ => None,
+            _ => self.tenants_unheard(),
         }
     }
 

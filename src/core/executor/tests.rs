@@ -3,6 +3,7 @@
 use super::*;
 use crate::base::{BoundedVec, StoreId};
 use crate::core::api::{DiskImage, Now};
+use crate::core::message::TenantsWord;
 use crate::core::testing::{config, name, spec};
 use crate::model::Resources;
 
@@ -30,6 +31,8 @@ fn peer() -> (Peer, AttemptKey, Birth) {
     disk.tables.entry(Table::Attempts).or_default().insert(row_key(&key), bytes);
     let now = Now { mono: Instant(1), wall: WallTime(1) };
     let (mut peer, _) = Peer::recover(config("a", STORE), &disk, now).expect("its disk");
+    let told = TenantsWord::Tell { cards: Vec::new(), more: false, told: true };
+    peer.on_tenants_word(name("b"), told);
     peer.out.clear();
     (peer, key, birth)
 }

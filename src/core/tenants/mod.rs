@@ -4,13 +4,14 @@
 //! ledger do: move it, announce it, take back the share of a cluster that is gone for good.
 //!
 //! A limit binds a cluster from when it has heard of the ledger. It hears of it at once by a broadcast, again every
-//! 20 s from the ledger's acting home, and with every claim of an owner that knows; so a cluster with a new disk
-//! knows before it grants.
+//! 20 s from the ledger's acting home, and with every claim of an owner that knows. A cluster with a new disk asks before
+//! it grants (`told`).
 
 mod spend;
 mod tend;
 #[cfg(test)]
 pub(super) mod tests;
+mod told;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,6 +30,7 @@ use crate::model::tenant::{
 };
 pub(super) use spend::Room;
 use spend::Spender;
+use told::Told;
 
 /// Patience of an operator's operation.
 const PATIENCE: Span = Span::secs(10);
@@ -170,6 +172,7 @@ pub(super) struct Tenants {
     /// Ledgers of which an operation of their home is under way.
     busy: BTreeSet<LedgerId>,
     announced: Option<Instant>,
+    told: Told,
     /// All spenders are looked over at the end of this step.
     tend: bool,
 }
@@ -178,8 +181,8 @@ const CARD_KEY: &str = "card/";
 const SHARE_KEY: &str = "share/";
 
 impl Tenants {
-    pub fn recover(meta: &BTreeMap<Vec<u8>, Vec<u8>>) -> Result<Self, ValueError> {
-        let mut tenants = Tenants::default();
+    pub fn recover(first_boot: bool, meta: &BTreeMap<Vec<u8>, Vec<u8>>) -> Result<Self, ValueError> {
+        let mut tenants = Tenants { told: Told::recover(first_boot, meta), ..Tenants::default() };
         let malformed = |e: serde_json::Error| ValueError::Malformed(e.to_string());
         for (key, row) in meta {
             let Ok(key) = std::str::from_utf8(key) else { continue };
