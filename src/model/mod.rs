@@ -2,6 +2,7 @@
 //! valid once built; no I/O here.
 
 pub mod array;
+pub mod brought;
 pub mod config;
 pub mod gpu;
 pub mod input;
