@@ -183,7 +183,7 @@ fn environment_and_resources_are_read_as_kubernetes_does() {
     let Run::Argv(run) = spec.run else { panic!("argv") };
     assert!(run[2].contains("SHARD=\"$STARLING_ARRAY_INDEX\"; export SHARD"), "{run:?}");
     let args = refused(&manifest("", "", "        args: [--fast]\n"));
-    assert!(args[0].contains("line 14: spec.template.spec.containers[0].args"), "{args:?}");
+    assert!(args[0].contains("line 12: spec.template.spec.containers[0].args"), "{args:?}");
     assert_eq!(made(&manifest("", "", "")).0.run, Run::Image);
 }
 
@@ -381,7 +381,7 @@ fn a_task_of_skypilot() {
     assert_eq!(spec.resources.gpu, ["A100-80G", "H100"]);
     assert_eq!((spec.resources.cpus.0, spec.resources.memory), (8_000, crate::base::Bytes::gib(64)));
     assert_eq!((spec.preemptible, spec.env["STEPS"].as_str()), (Some(true), "1000"));
-    for (line, key) in [(8, "resources.use_spot"), (11, "setup"), (13, "run")] {
+    for (line, key) in [(8, "resources.use_spot"), (12, "setup"), (14, "run")] {
         assert!(
             notes.iter().any(|n| n.starts_with(&format!("line {line}: {key}"))),
             "{line} {key}: {notes:#?}"
