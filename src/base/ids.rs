@@ -49,6 +49,12 @@ impl PeerName {
     }
 }
 
+/// Ordered and hashed as its text is.
+impl std::borrow::Borrow<str> for PeerName {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
 impl fmt::Display for PeerName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&self.0)
