@@ -2,7 +2,7 @@
 //! hold more.
 
 use super::*;
-use crate::core::schedule::Decision;
+use crate::core::schedule::{Decision, Standings};
 use crate::core::tenants::Room;
 use crate::model::tenant::Amount;
 
@@ -52,6 +52,33 @@ impl Executor {
 }
 
 impl Peer {
+    /// Tells the queue who has less than its guaranteed share, and what others have borrowed here; and the tenants'
+    /// weights. Looked at about every second.
+    pub(super) fn note_standings(&mut self) {
+        let limited: Vec<String> = self.limited_tenants();
+        let mut standings = Standings::default();
+        for tenant in limited {
+            let standing = self.standing(&tenant);
+            self.exec.sched.set_weight(&tenant, standing.weight.saturating_mul(1_000));
+            let owns = standing.guaranteed.saturating_sub(standing.held);
+            let borrowed = standing.borrowed().min(standing.here);
+            if owns > 0 {
+                standings.owns.insert(tenant.clone(), owns);
+            }
+            if borrowed > 0 && standing.guaranteed > 0 {
+                // What is on loan goes back, whatever its priority; not what said that it must not be stopped.
+                let lent = |(_, a): &(&AttemptKey, &Attempt)| {
+                    a.phase != Phase::Closed
+                        && a.row.spec.tenant == tenant
+                        && a.row.spec.preemptible != Some(false)
+                };
+                standings.loans.extend(self.exec.attempts.iter().filter(lent).map(|(key, _)| *key));
+                standings.borrowed.insert(tenant, borrowed);
+            }
+        }
+        self.exec.sched.set_standings(standings);
+    }
+
     /// These claims would pass their tenants' shares: more is asked for where they would start, and their owners hear
     /// why they wait.
     pub(super) fn quota_holds(&mut self, room: &Room, held: &[AttemptKey], whole: bool) {

@@ -221,6 +221,11 @@ impl Peer {
         }
     }
 
+    /// Tenants that have limits, as far as this cluster knows.
+    pub(in crate::core) fn limited_tenants(&self) -> Vec<String> {
+        self.tenants.cards.values().filter(|card| !card.removed).map(|card| card.tenant.clone()).collect()
+    }
+
     /// This cluster knows that the tenant has a ledger: it keeps to its share.
     pub fn knows_tenant(&self, tenant: &str) -> bool {
         self.tenants.cards.contains_key(tenant)
