@@ -1,4 +1,5 @@
 //! Users' requests: submit, read, cancel, list, why.
+// tidy: long because each request of a user is taken, passed on and answered here, and read side by side
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -430,7 +431,7 @@ impl Peer {
     /// The same for a job that was not submitted; of its groups a plan.
     fn why_spec(&mut self, spec: &JobSpec) -> WhyReport {
         self.placer.update(&self.view);
-        let clusters = placement::explained(&mut self.placer, spec, self.now.mono, &[]);
+        let clusters = placement::explained(&mut self.placer, &of_one(spec), self.now.mono, &[]);
         let groups = (!spec.groups.list.is_empty()).then(|| self.placer.plan_groups(spec));
         let summary = groups.as_ref().map_or_else(|| summarize(&clusters), GroupPlan::summary);
         let policy = self.placer.weights_of(spec);
@@ -440,7 +441,8 @@ impl Peer {
     pub(super) fn why(&mut self, record: &JobRecord) -> WhyReport {
         self.placer.update(&self.view);
         let told = self.told(&record.id());
-        let mut clusters = placement::explained(&mut self.placer, &record.spec, self.now.mono, &told);
+        let mut clusters =
+            placement::explained(&mut self.placer, &of_one(&record.spec), self.now.mono, &told);
         self.note_claims(record, &mut clusters);
         let owner = self.owner_of(record);
         let summary = match (&record.placement, record.state) {
@@ -470,6 +472,14 @@ impl Peer {
     /// Homes of a record, for people.
     pub fn homes(record: &JobRecord) -> &[Home] {
         record.homes()
+    }
+}
+
+/// What the table of clusters is made for: of a job with groups the largest one.
+fn of_one(spec: &JobSpec) -> std::borrow::Cow<'_, JobSpec> {
+    match spec.groups.list.is_empty() {
+        true => std::borrow::Cow::Borrowed(spec),
+        false => std::borrow::Cow::Owned(JobSpec { groups: Default::default(), ..spec.clone() }),
     }
 }
 

@@ -97,6 +97,8 @@ struct Waiting {
     /// As it was told last.
     prospects: Prospects,
     place: Option<u32>,
+    /// So many attempts of its own tenant would have to go, so that the tenant's limit lets it start.
+    own_victims: u32,
 }
 
 impl Waiting {

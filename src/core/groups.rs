@@ -9,6 +9,7 @@
 //!
 //! **Acting.** Only what a quorum was seen to hold is carried on: a value that this disk alone accepted may never have
 //! been chosen, and its groups must not begin.
+// tidy: long because gathering, placing and following change the same soft state of one job
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -281,7 +282,7 @@ impl Peer {
         let upto = first.map_or(gather.order.len(), |at| at + 1);
         let epoch = gather.epoch;
         let (mut lay, mut silent, mut due) = (Vec::new(), None, now + CLAIM_EVERY);
-        for (cluster, group) in gather.order[..upto].to_vec() {
+        for (cluster, group) in gather.order[..upto].iter().cloned() {
             let asked = gather.asked.entry(group).or_insert_with(|| Asked {
                 cluster: cluster.clone(),
                 sent_at: Instant(0),

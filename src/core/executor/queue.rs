@@ -67,12 +67,13 @@ impl Peer {
         }
         self.exec.queued_gpus += gpus_of(&claim);
         self.exec.heard.insert((now, job));
-        let (arrived, prospects, place) = match old {
-            Some(old) => (old.arrived, old.prospects, old.place),
-            None => (now, Prospects::default(), None),
+        let (arrived, prospects, place, own_victims) = match old {
+            Some(old) => (old.arrived, old.prospects, old.place, old.own_victims),
+            None => (now, Prospects::default(), None, 0),
         };
         let gathers = terms.gathers;
-        let waiting = Waiting { claim, terms, owner: from.clone(), arrived, heard: now, prospects, place };
+        let (owner, heard) = (from.clone(), now);
+        let waiting = Waiting { claim, terms, owner, arrived, heard, prospects, place, own_victims };
         self.exec.claims.insert(job, waiting);
         if let Some(grant) = self.exec.grants.get_mut(&job) {
             if gathers {
@@ -121,6 +122,9 @@ impl Peer {
         let bound = self.exec.sched.place_at_most(waiting.claim.priority);
         let ahead = waiting.place.unwrap_or_else(|| count32(bound));
         let mut prospects = waiting.prospects.clone();
+        if waiting.own_victims > 0 {
+            prospects.victims = Some(waiting.own_victims);
+        }
         if prospects.waits.is_empty() && self.exec.sched.buffered(&AttemptKey { job, epoch }) {
             let (kept, priority) = self.exec.sched.buffer();
             prospects.waits =
@@ -213,7 +217,6 @@ impl Peer {
         if let Some(row) = self.exec.usage_row(self.now.mono, self.now.wall) {
             self.write(Write { table: Table::Meta, key: USAGE_KEY.to_vec(), value: Some(row) });
         }
-        self.note_standings();
         self.drop_old_claims();
     }
 
@@ -249,6 +252,7 @@ impl Peer {
             return;
         }
         let now = self.now.mono;
+        self.note_standings();
         let limits = self.quota_room();
         let held = std::cell::RefCell::new(Vec::new());
         let (sched, claims) = (&mut self.exec.sched, &self.exec.claims);
@@ -287,7 +291,7 @@ impl Peer {
     }
 
     /// Sends attempts away for a more urgent job: notice, checkpoint, stop; their jobs wait again.
-    fn preempt(&mut self, key: AttemptKey, victims: Vec<AttemptKey>) {
+    pub(super) fn preempt(&mut self, key: AttemptKey, victims: Vec<AttemptKey>) {
         let priority = self.exec.claims.get(&key.job).map_or(0, |w| w.claim.priority);
         let why = format!("preempted for {} of priority {priority}", key.job);
         let mut granted = false;

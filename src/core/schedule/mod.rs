@@ -297,6 +297,10 @@ impl<K: Copy + Ord> Scheduler<K> {
     pub fn reservations(&self) -> &[Reservation<K>] {
         &self.reservations
     }
+    /// Waiting requests for which others were sent away.
+    pub fn pinned(&self) -> impl Iterator<Item = &K> {
+        self.pinned.keys()
+    }
     /// Tenants' usage.
     pub fn accounts(&self) -> &Accounts {
         &self.accounts
@@ -386,10 +390,14 @@ impl<K: Copy + Ord> Scheduler<K> {
     }
 
     /// What a request of this tenant may take back: none where it is no longer within its guaranteed share.
-    fn loans_for(&self, request: &Request) -> Option<&Standings<K>> {
+    fn loans_for(&self, key: &K, request: &Request) -> Option<&Standings<K>> {
         let wants = u64::from(request.need.gpus) * u64::from(request.ranks);
-        let owns = self.standings.owns.get(&request.tenant).copied().unwrap_or(0);
-        (wants > 0 && owns >= wants).then_some(&self.standings)
+        let owns = self.standings.owns.get(&request.tenant).copied()?;
+        // For others of this tenant somebody is on his way out already.
+        let pinned = self.pinned.keys().filter(|other| *other != key).filter_map(|k| self.waiting.get(k));
+        let of = pinned.map(|w| &w.request).filter(|r| r.tenant == request.tenant);
+        let taken: u64 = of.map(|r| u64::from(r.need.gpus) * u64::from(r.ranks)).sum();
+        (wants > 0 && owns >= wants.saturating_add(taken)).then_some(&self.standings)
     }
 
     /// The dominant share of the cluster that a request would hold.
@@ -677,7 +685,7 @@ impl<K: Copy + Ord> Scheduler<K> {
         if may && pass.preempts < PREEMPTS_MAX && !found.as_ref().is_some_and(soon) {
             pass.preempts += 1;
             let asked = (request.priority, request.ranks, &request.need);
-            let loans = self.loans_for(request);
+            let loans = self.loans_for(&key, request);
             let victims = preempt::victims(&self.books, self.running.iter(), asked, loans, now);
             if let Some(victims) = victims.filter(|v| !v.is_empty()) {
                 let by = now + self.config.notice;
@@ -713,7 +721,7 @@ impl<K: Copy + Ord> Scheduler<K> {
     pub fn victims_of(&self, key: &K, now: Instant) -> Option<usize> {
         let request = &self.waiting.get(key).filter(|_| self.config.preemption)?.request;
         let asked = (request.priority, request.ranks, &request.need);
-        let loans = self.loans_for(request);
+        let loans = self.loans_for(key, request);
         preempt::victims(&self.books, self.running.iter(), asked, loans, now).map(|v| v.len())
     }
 }

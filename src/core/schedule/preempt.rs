@@ -44,20 +44,25 @@ pub fn victims<'r, K: Copy + Ord + 'r>(
         return None;
     }
     let mut base = books.clone();
-    for r in stopping {
+    for r in &stopping {
         base.give(&r.shares, &r.request.need);
     }
     may.sort_by_key(|(key, r)| (r.request.priority, Reverse(r.started), **key));
     // Nobody falls below what is his own.
+    let gpus = |r: &Running| u64::from(r.request.need.gpus) * u64::from(r.request.ranks);
     let mut left: BTreeMap<&str, u64> = BTreeMap::new();
+    for (tenant, all) in loans.iter().flat_map(|l| &l.borrowed) {
+        // What goes already counts as taken back.
+        let goes = stopping.iter().filter(|r| r.request.tenant == *tenant).map(|r| gpus(r)).sum();
+        left.insert(tenant, all.saturating_sub(goes));
+    }
     may.retain(|(key, r)| {
-        let (Some(loans), false) = (loans.filter(|_| lent(key)), lower(r)) else { return true };
-        let tenant = r.request.tenant.as_str();
-        let all = loans.borrowed.get(tenant).copied().unwrap_or(0);
-        let left = left.entry(tenant).or_insert(all);
-        let gpus = u64::from(r.request.need.gpus) * u64::from(r.request.ranks);
-        let goes = gpus > 0 && gpus <= *left;
-        *left -= if goes { gpus } else { 0 };
+        if !lent(key) || lower(r) {
+            return true;
+        }
+        let Some(left) = left.get_mut(r.request.tenant.as_str()) else { return false };
+        let goes = gpus(r) > 0 && gpus(r) <= *left;
+        *left -= if goes { gpus(r) } else { 0 };
         goes
     });
     may.truncate(LOOKED_AT_MAX);
