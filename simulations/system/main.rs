@@ -4,6 +4,7 @@
 
 mod bad_input;
 mod faults;
+mod groups;
 mod harness;
 mod honest;
 mod mesh;

@@ -179,6 +179,8 @@ fn schedule(config: &Config) -> crate::core::schedule::Config {
         preemption: s.preemption,
         notice: s.notice,
         starve_after: s.starve_after,
+        buffer_milli: s.buffer_milli,
+        buffer_priority: s.buffer_priority,
         topologies,
         ..Default::default()
     }

@@ -1,4 +1,5 @@
 //! Users' requests: submit, read, cancel, list, why.
+// tidy: long because each request of a user is taken, passed on and answered here, and read side by side
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,6 +11,7 @@ use super::api::{Candidate, ClientError, ClientRequest, ClientResponse, Output, 
 use super::message::{Message, Origin, RecordKey};
 use super::peer::{Peer, Timer};
 use super::placement;
+use super::placement::groups::GroupPlan;
 use super::propose::{Fresh, OpResult, Task};
 use super::purpose::Purpose;
 use crate::base::{BoundedVec, Home, JobId, PeerName, Span, TraceId, WallTime};
@@ -151,12 +153,18 @@ impl Peer {
         let birth = Birth { tenant: spec.tenant.clone(), minter: self.cfg.name.clone(), sequence, homes };
         let trace = TraceId(self.rng.bytes16());
         let record = JobRecord::new(birth, spec, trace, self.now.wall);
-        if record.array.is_some() && record.child_birth(0).is_none() {
+        if record.children() > 0 && record.child_birth(0).is_none() {
             // This life has given out half a thousand million numbers: the next one begins anew.
             return self.reply_error(token, ClientError::TooMany(self.cfg.jobs_max));
         }
         let value = Value::job(record.clone());
+        // There must be room for where its groups will be placed.
+        let later = crate::model::groups::PLACED_BYTES * record.spec.groups.list.len();
+        let most = crate::model::record::RECORD_BYTES_MAX.saturating_sub(later);
         match value.encode() {
+            Ok(bytes) if bytes.len() > most => {
+                return self.reply_error(token, ClientError::TooLarge(bytes.len() + later));
+            }
             Err(ValueError::TooLarge(bytes)) => return self.reply_error(token, ClientError::TooLarge(bytes)),
             Err(_) => return self.reply_error(token, ClientError::TooLarge(0)),
             Ok(_) => {}
@@ -182,10 +190,11 @@ impl Peer {
         if let Some(why) = self.quota_never(spec) {
             return Err(ClientError::OverQuota(why));
         }
-        if !spec.groups.list.is_empty() {
-            return Err(ClientError::GroupsNotRun);
-        }
         self.placer.update(&self.view);
+        if !spec.groups.list.is_empty() {
+            let why = self.placer.plan_groups(spec).why_not;
+            return why.map_or(Ok(()), |why| Err(ClientError::GroupsFitNowhere(why)));
+        }
         if self.placer.fits_somewhere(spec) {
             return Ok(());
         }
@@ -412,17 +421,19 @@ impl Peer {
             self.send(placement.cluster.clone(), Message::Look { birth: record.birth.clone() }, false);
         }
         self.out.push(Output::Flash(super::api::Flash::Look { job }));
+        if record.groups.is_some()
+            && let Some(owner) = self.owner_of(record).filter(|o| *o != self.cfg.name)
+        {
+            self.send(owner, Message::Look { birth: record.birth.clone() }, false);
+        }
     }
 
     /// The same for a job that was not submitted; of its groups a plan.
     fn why_spec(&mut self, spec: &JobSpec) -> WhyReport {
         self.placer.update(&self.view);
-        let clusters = placement::explained(&mut self.placer, spec, self.now.mono, &[]);
+        let clusters = placement::explained(&mut self.placer, &of_one(spec), self.now.mono, &[]);
         let groups = (!spec.groups.list.is_empty()).then(|| self.placer.plan_groups(spec));
-        let summary = match &groups {
-            None => summarize(&clusters),
-            Some(plan) => plan.summary(),
-        };
+        let summary = groups.as_ref().map_or_else(|| summarize(&clusters), GroupPlan::summary);
         let policy = self.placer.weights_of(spec);
         WhyReport { summary, state: None, owner: None, policy, groups, clusters }
     }
@@ -430,7 +441,8 @@ impl Peer {
     pub(super) fn why(&mut self, record: &JobRecord) -> WhyReport {
         self.placer.update(&self.view);
         let told = self.told(&record.id());
-        let mut clusters = placement::explained(&mut self.placer, &record.spec, self.now.mono, &told);
+        let mut clusters =
+            placement::explained(&mut self.placer, &of_one(&record.spec), self.now.mono, &told);
         self.note_claims(record, &mut clusters);
         let owner = self.owner_of(record);
         let summary = match (&record.placement, record.state) {
@@ -438,12 +450,18 @@ impl Peer {
             (Some(placement), JobState::Placed) => {
                 format!("placed at {}, which has not started it yet", placement.cluster)
             }
-            (None, JobState::Running) => record.reason.clone(),
+            (None, JobState::Running | JobState::Placed) => record.reason.clone(),
+            (None, _) if record.groups.is_some() => {
+                format!("pending ({}): {}", record.reason, self.gathering(record))
+            }
+            (None, _) if record.group_of.is_some() => record.reason.clone(),
             (Some(placement), _) => format!("runs at {} as epoch {}", placement.cluster, record.epoch),
             (None, _) => format!("pending ({}): {}", record.reason, summarize(&clusters)),
         };
         let policy = self.placer.weights_of(&record.spec);
-        WhyReport { summary, state: Some(record.state), owner, policy, groups: None, clusters }
+        let waits = record.groups.is_some() && record.state == JobState::Pending;
+        let groups = waits.then(|| self.placer.plan_groups(&record.spec));
+        WhyReport { summary, state: Some(record.state), owner, policy, groups, clusters }
     }
 
     /// A home that missed a write: puts the present value on all homes again.
@@ -454,6 +472,14 @@ impl Peer {
     /// Homes of a record, for people.
     pub fn homes(record: &JobRecord) -> &[Home] {
         record.homes()
+    }
+}
+
+/// What the table of clusters is made for: of a job with groups the largest one.
+fn of_one(spec: &JobSpec) -> std::borrow::Cow<'_, JobSpec> {
+    match spec.groups.list.is_empty() {
+        true => std::borrow::Cow::Borrowed(spec),
+        false => std::borrow::Cow::Owned(JobSpec { groups: Default::default(), ..spec.clone() }),
     }
 }
 

@@ -213,11 +213,9 @@ pub enum ClientError {
         /// Needed.
         needed: usize,
     },
-    /// Task groups are planned by a dry run, and not run by this version. Nothing was stored.
-    #[error(
-        "a job with groups is planned by submit --dry-run only; this version does not run one: submit each group as a job of its own"
-    )]
-    GroupsNotRun,
+    /// The job's groups cannot ever be placed all at once. Nothing was stored.
+    #[error("the job's groups can never run together: {0}")]
+    GroupsFitNowhere(String),
     /// The tenant's limits never let it run.
     #[error("{0}")]
     OverQuota(String),

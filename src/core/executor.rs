@@ -17,8 +17,8 @@ use serde::{Deserialize, Serialize};
 
 use super::acceptor::{Value, ValueError};
 use super::api::{
-    AttemptKey, AttemptView, BackendCommand, BackendEvent, ClaimView, CoreConfig, Flash, NodeShare, Output,
-    StartCommand, StopReason, Table, Write,
+    AttemptKey, AttemptView, BackendCommand, BackendEvent, ClaimView, CoreConfig, Flash, NodeShare, Now,
+    Output, StartCommand, StopReason, Table, Write,
 };
 use super::message::{Claim, Message, Origin, Prospects, Terms};
 use super::peer::{Peer, Timer};
@@ -97,6 +97,8 @@ struct Waiting {
     /// As it was told last.
     prospects: Prospects,
     place: Option<u32>,
+    /// So many attempts of its own tenant would have to go, so that the tenant's limit lets it start.
+    own_victims: u32,
 }
 
 impl Waiting {
@@ -108,6 +110,7 @@ impl Waiting {
 #[derive(Debug, Clone)]
 struct Granted {
     epoch: Epoch,
+    since: Instant,
     until: Instant,
 }
 
@@ -135,6 +138,23 @@ pub(super) struct Executor {
     /// When places and estimates were made.
     prospects_at: Option<Instant>,
     priced_at: Option<Instant>,
+    /// When the tenants' usage was put on disk.
+    usage_at: Instant,
+}
+
+/// Under which the tenants' usage is kept.
+const USAGE_KEY: &[u8] = b"usage";
+/// It is put on disk this often,
+const USAGE_EVERY: Span = Span::secs(60);
+/// of so many tenants, those who used most.
+const USAGE_MAX: usize = 1_024;
+
+/// The tenants' usage as it was saved.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Usage {
+    /// By the clock for people, milliseconds.
+    at: u64,
+    used: Vec<(String, f64)>,
 }
 
 fn row_key(key: &AttemptKey) -> Vec<u8> {
@@ -147,7 +167,8 @@ impl Executor {
     pub fn recover(
         cfg: &CoreConfig,
         rows: &BTreeMap<Vec<u8>, Vec<u8>>,
-        now: Instant,
+        meta: &BTreeMap<Vec<u8>, Vec<u8>>,
+        Now { mono: now, wall }: Now,
     ) -> Result<Self, ValueError> {
         let mut exec = Executor {
             sched: Scheduler::new(&cfg.nodes, cfg.schedule.clone()),
@@ -165,7 +186,16 @@ impl Executor {
             prospects_at: None,
             closed_below: None,
             priced_at: None,
+            usage_at: now,
         };
+        // Soft: an unreadable row is as good as none. The clock for people may have jumped back.
+        let usage = meta.get(USAGE_KEY).and_then(|row| serde_json::from_slice::<Usage>(row).ok());
+        let Usage { at, used } = usage.unwrap_or_default();
+        let halves = Span::millis(wall.0.saturating_sub(at)).as_secs_f64()
+            / cfg.schedule.half_life.as_secs_f64().max(1.0);
+        for (tenant, used) in used.iter().take(USAGE_MAX) {
+            exec.sched.restore_usage(tenant, used * (-halves).exp2(), now);
+        }
         for bytes in rows.values() {
             let row: Row = serde_json::from_slice(bytes).map_err(|e| ValueError::Malformed(e.to_string()))?;
             let key = AttemptKey { job: row.birth.id(), epoch: row.epoch };
@@ -200,6 +230,17 @@ impl Executor {
             token: false,
             since: i64::try_from(now.0).unwrap_or(i64::MAX),
         }
+    }
+
+    /// What the tenants used, once a minute where somebody used something: to be put on disk.
+    fn usage_row(&mut self, now: Instant, wall: WallTime) -> Option<Vec<u8>> {
+        if now.since(self.usage_at) < USAGE_EVERY {
+            return None;
+        }
+        self.usage_at = now;
+        let mut used = self.sched.accounts().top(now, USAGE_MAX);
+        used.retain(|(_, used)| *used >= 1e-3);
+        (!used.is_empty()).then(|| serde_json::to_vec(&Usage { at: wall.0, used }).ok()).flatten()
     }
 
     pub fn explain(&self, job: &JobId) -> String {
@@ -338,6 +379,9 @@ impl Peer {
         if record.cancel.is_some() {
             return self.stop(key, StopReason::Cancel);
         }
+        if record.halted() {
+            return self.stop(key, StopReason::Drain);
+        }
         if record.moving.as_ref().is_some_and(|m| m.to != self.cfg.name) {
             return self.stop(key, StopReason::Drain);
         }
@@ -380,6 +424,8 @@ impl Peer {
             Some(why)
         } else if record.cancel.is_some() {
             Some("cancelled before it started".into())
+        } else if record.halted() {
+            Some("another group of its job has ended".into())
         } else if !current {
             // An attempt that never started is not started under an old binding.
             Some("its contact was taken over before it could start".into())
@@ -432,7 +478,13 @@ impl Peer {
         let renewed_at =
             self.contacts.get(&binding.0).filter(|c| c.incarnation == binding.1).and_then(|c| c.renewed);
         let Some(renewed_at) = renewed_at.filter(|at| self.young_enough(*at, &record.spec)) else { return };
-        let spec = attempt.row.spec.clone();
+        let mut spec = attempt.row.spec.clone();
+        if let Some(of) = &record.group_of {
+            // Where the others are: known only now.
+            let names = spec.env.get("STARLING_GROUPS").cloned().unwrap_or_default();
+            let at = names.split(',').zip(&of.clusters).map(|(name, cluster)| format!("{name}={cluster}"));
+            spec.env.insert("STARLING_GROUP_CLUSTERS".into(), at.collect::<Vec<_>>().join(","));
+        }
         let start = StartCommand {
             key,
             shares: attempt.row.shares.clone(),

@@ -11,6 +11,7 @@ pub mod client;
 mod client_api;
 mod contact;
 mod executor;
+mod groups;
 pub mod message;
 mod moving;
 mod owner;

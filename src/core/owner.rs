@@ -65,6 +65,18 @@ struct Driven {
     idle_from: Option<(u64, Instant)>,
 }
 
+impl Driven {
+    /// Since when the record is as it is, as far as was seen here.
+    fn since(&mut self, record: &JobRecord, now: Instant) -> Instant {
+        let from = match self.held_from {
+            Some((version, at)) if version == record.version => at,
+            _ => now,
+        };
+        self.held_from = Some((record.version, from));
+        from
+    }
+}
+
 /// Soft state of all jobs that this peer drives or might.
 #[derive(Default)]
 pub(super) struct Owner {
@@ -125,6 +137,11 @@ impl Owner {
                 }
             }
         }
+    }
+
+    /// Since when a job's record is as it is.
+    pub fn waits_since(&mut self, job: &JobId, record: &JobRecord, now: Instant) -> Instant {
+        self.jobs.get_mut(job).map_or(now, |driven| driven.since(record, now))
     }
 
     fn claims(&self, job: &JobId) -> Option<&BTreeMap<PeerName, Laid>> {
@@ -192,6 +209,7 @@ impl Peer {
                 self.drive_soon(*job);
                 if let Some(record) = self.acceptor.job_shared(job) {
                     self.child_ended(&record);
+                    self.group_changed(&record);
                 }
             }
             (RecordKey::Contact(id), Some(Value::Contact(record))) => {
@@ -220,10 +238,14 @@ impl Peer {
         }
         if !self.acts_for(&record) {
             self.withdraw_all(job, None);
+            self.drop_groups(&job);
             return self.idle(job, &record);
         }
         match record.placement.clone() {
             None if record.array.is_some() => self.drive_array(job, &record),
+            None if record.groups.is_some() => self.drive_groups(job, &record),
+            // What happens to a group is decided by its job's owner.
+            None if record.group_of.is_some() => self.drive_group(job, &record),
             None => self.drive_pending(job, &record),
             Some(placement) => self.drive_placed(job, &record, &placement),
         }
@@ -232,7 +254,7 @@ impl Peer {
 
     /// A home that does not act makes sure that the acting one knows the record at all: it may have
     /// missed every write so far. The longer nothing changes, the less often it asks.
-    fn idle(&mut self, job: JobId, record: &JobRecord) {
+    pub(super) fn idle(&mut self, job: JobId, record: &JobRecord) {
         let now = self.now.mono;
         let Some(driven) = self.owner.jobs.get_mut(&job) else { return };
         let (version, since) =
@@ -267,6 +289,7 @@ impl Peer {
     fn drop_driven(&mut self, job: JobId) {
         self.withdraw_all(job, None);
         self.drop_array(&job);
+        self.drop_groups(&job);
         self.owner.jobs.remove(&job);
     }
 
@@ -309,11 +332,7 @@ impl Peer {
         if driven.placing {
             return self.drive_at(job, now + CLAIM_EVERY);
         }
-        let from = match driven.held_from {
-            Some((version, at)) if version == record.version => at,
-            _ => now,
-        };
-        driven.held_from = Some((record.version, from));
+        let from = driven.since(record, now);
         if record.held.is_some() {
             self.withdraw_all(job, None);
             return self.drive_at(job, now + self.cfg.pace.idle_every);

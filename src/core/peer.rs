@@ -11,6 +11,7 @@ use super::arrays::Arrays;
 use super::client::Clients;
 use super::contact::Contacts;
 use super::executor::Executor;
+use super::groups::Gangs;
 use super::message::{Message, Prospects, RecordKey, SPEAKS_TERMS, Terms};
 use super::owner::Owner;
 use super::past::Past;
@@ -68,6 +69,7 @@ pub struct Peer {
     pub(super) past: Past,
     pub(super) tenants: Tenants,
     pub(super) arrays: Arrays,
+    pub(super) gangs: Gangs,
     pub(super) view: Arc<View>,
     pub(super) ring: Ring,
     pub(super) disk_full: bool,
@@ -94,12 +96,13 @@ impl Peer {
             acceptor: Acceptor::recover(rows(Table::Acceptors))?,
             proposer: Proposer::default(),
             owner: Owner::default(),
-            exec: Executor::recover(&cfg, rows(Table::Attempts), now.mono)?,
+            exec: Executor::recover(&cfg, rows(Table::Attempts), rows(Table::Meta), now)?,
             contacts: Contacts::recover(rows(Table::Meta))?,
             clients: Clients::recover(rows(Table::Meta))?,
             keeper: Keeper::default(),
             tenants: Tenants::recover(cfg.first_boot, rows(Table::Meta))?,
             arrays: Arrays::default(),
+            gangs: Gangs::default(),
             view: Arc::default(),
             ring: Ring::default(),
             disk_full: false,

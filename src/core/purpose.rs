@@ -88,6 +88,17 @@ pub enum Purpose {
     ArrayChanged(JobId),
     /// About a tenant's ledger.
     Tenant(TenantPurpose),
+    /// The owner changed or read the record of a job with groups.
+    GroupsJob(JobId),
+    /// The owner places all groups of a job.
+    GroupsPlace(JobId),
+    /// The owner made, read or changed the record of a group.
+    Group {
+        /// Of which job.
+        job: JobId,
+        /// Which.
+        index: u32,
+    },
 }
 
 impl Peer {
@@ -118,6 +129,9 @@ impl Peer {
             Purpose::ArrayChild { job, rank } => self.child_asked(job, rank, result),
             Purpose::ArrayChanged(job) => self.array_changed(job, result),
             Purpose::Tenant(purpose) => self.tenant_done(purpose, result),
+            Purpose::GroupsJob(job) => self.groups_read(job, result),
+            Purpose::GroupsPlace(job) => self.groups_placed(job, result),
+            Purpose::Group { job, index } => self.group_asked(job, index, result),
         }
     }
 }

@@ -4,6 +4,7 @@
 pub mod array;
 pub mod config;
 pub mod gpu;
+pub mod groups;
 pub mod input;
 pub mod invariants;
 #[cfg(test)]

@@ -10,6 +10,7 @@ use ring::digest;
 use serde::{Deserialize, Serialize};
 
 use super::array::{ArrayChange, ArrayOf, ArrayState};
+use super::groups::{GroupOf, GroupsChange, GroupsState};
 use super::spec::JobSpec;
 use crate::base::{BoundedVec, ContactId, Epoch, Home, JobId, PeerName, Span, TraceId, WallTime};
 
@@ -269,6 +270,12 @@ pub struct JobRecord {
     /// A bit for each of `spec.after` that has ended as it should.
     #[serde(default, skip_serializing_if = "is_zero_64")]
     pub after_met: u64,
+    /// Where its groups are, where it has some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub groups: Option<GroupsState>,
+    /// Of which job it is a group.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group_of: Option<GroupOf>,
     /// Fields of later versions; kept as found.
     #[serde(flatten)]
     pub ext: BTreeMap<String, serde_json::Value>,
@@ -431,6 +438,8 @@ pub enum Change {
     },
     /// An array goes on, or a job that waits for others.
     Array(ArrayChange),
+    /// A job with groups goes on, or one of its groups.
+    Groups(GroupsChange),
 }
 
 fn is_zero(n: &u32) -> bool {
@@ -459,6 +468,8 @@ impl JobRecord {
             array: spec.array.as_ref().map(|_| ArrayState::default()),
             array_of: None,
             after_met: 0,
+            groups: (!spec.groups.list.is_empty()).then(GroupsState::default),
+            group_of: None,
             spec,
             state: JobState::Pending,
             epoch: Epoch(0),
@@ -535,6 +546,9 @@ impl JobRecord {
                 if self.array.is_some() {
                     return Err(Refused::Held("it is an array: its jobs are placed".into()));
                 }
+                if self.groups.is_some() || self.group_of.is_some() {
+                    return Err(Refused::Held("all groups of a job are placed together".into()));
+                }
                 if self.waits_for().next().is_some() {
                     return Err(Refused::Held("it waits for other jobs".into()));
                 }
@@ -566,7 +580,9 @@ impl JobRecord {
                 }
             }
             Change::Close { epoch, outcome, started_at, at } => {
-                if self.lost_is_newest(*epoch) && matches!(outcome, Outcome::Exited(0)) {
+                // A group that was given up has ended its job's epoch: what it did since does not count.
+                let counts = self.group_of.is_none() && matches!(outcome, Outcome::Exited(0));
+                if counts && self.lost_is_newest(*epoch) {
                     // It had finished before its cluster was given up, and nothing newer was placed:
                     // a finished job is not run again because somebody was unreachable.
                     next.losses = next.losses.saturating_sub(1);
@@ -593,6 +609,9 @@ impl JobRecord {
                     (p.series, p.contact_homes) = (*series, homes);
                 }
             }
+            Change::Cancel { .. } | Change::Move { .. } if self.group_of.is_some() => {
+                return Err(Refused::Held("it is a group: cancel the job that it belongs to".into()));
+            }
             Change::Cancel { intent } => {
                 if self.cancel.is_none() {
                     next.cancel = Some(intent.clone());
@@ -600,6 +619,8 @@ impl JobRecord {
                 if self.array.as_ref().is_some_and(|a| a.opened > 0) {
                     next.reason = format!("cancel asked by {}; waits for its jobs to stop", intent.by);
                     next.array_over(intent.at);
+                } else if next.groups_cancel(&intent.by) {
+                    // Its groups' records must end first.
                 } else if self.placement.is_none() {
                     next.finish(JobState::Cancelled, format!("cancelled by {}", intent.by), intent.at);
                 } else {
@@ -621,6 +642,9 @@ impl JobRecord {
             }
             Change::Move { .. } if self.array.is_some() => {
                 return Err(Refused::Held("it is an array: move its jobs".into()));
+            }
+            Change::Move { .. } if self.groups.is_some() => {
+                return Err(Refused::Held("it has groups, and a move names one cluster".into()));
             }
             Change::Move { intent } => {
                 if self.cancel.is_some() {
@@ -646,6 +670,7 @@ impl JobRecord {
                 }
             }
             Change::Array(change) => next.array_apply(change)?,
+            Change::Groups(change) => next.groups_apply(change)?,
             Change::Seal { .. } => {}
         }
         next.version = self.version.saturating_add(1);
@@ -680,6 +705,7 @@ impl JobRecord {
             Change::MoveOver { intent } => self.moving.as_ref() != Some(intent),
             Change::Release { .. } => self.held.is_none() && self.losses_in_a_row == 0,
             Change::Array(change) => self.array_reflects(change),
+            Change::Groups(change) => self.groups_reflects(change),
             Change::Seal { generation, next } => {
                 self.generation > *generation || self.sealed.as_deref() == Some(next.as_slice())
             }
@@ -703,6 +729,18 @@ impl JobRecord {
             last.ended_at = Some(at);
             last.outcome = Some(outcome.clone());
         }
+        if let Some(of) = &mut self.group_of {
+            of.halt = None;
+            self.losses = self.losses.saturating_add(u32::from(outcome == Outcome::Lost));
+            self.state = JobState::Pending;
+            self.reason = format!("its attempt at {cluster} has ended; its job says what follows");
+            return;
+        }
+        self.settle(outcome, &cluster, at);
+    }
+
+    /// What follows from the end of an attempt.
+    pub(super) fn settle(&mut self, outcome: Outcome, cluster: &str, at: WallTime) {
         let lost_contact = matches!(outcome, Outcome::Lost);
         self.losses = self.losses.saturating_add(u32::from(lost_contact));
         self.losses_in_a_row = if lost_contact { self.losses_in_a_row.saturating_add(1) } else { 0 };

@@ -77,7 +77,7 @@ pub(super) struct Strikes {
 
 impl Peer {
     /// A cluster refused, or lost what it was given.
-    pub(super) fn strike(&mut self, cluster: &PeerName, lost: bool) {
+    pub(in crate::core) fn strike(&mut self, cluster: &PeerName, lost: bool) {
         let now = self.now.mono;
         if self.owner.strikes.len() >= STRIKES_KEPT && !self.owner.strikes.contains_key(cluster) {
             self.owner.strikes.retain(|_, s| s.until > now);
@@ -247,6 +247,7 @@ impl Peer {
                         // Between peers whose clocks differ this is off by as much: it only orders a tenant's own jobs.
                         waited: Span::millis(self.now.wall.0.saturating_sub(record.submitted_at.0)),
                         card: self.card_of(&spec.tenant),
+                        gathers: false,
                     },
                 },
                 false => Message::Claim(Box::new(claim)),
@@ -275,6 +276,9 @@ impl Peer {
         held: Span,
         terms: (ContactId, u64, Vec<Home>, u64),
     ) {
+        if self.gangs.claims(&job) {
+            return self.group_granted(from, job, epoch, held, terms);
+        }
         let now = self.now.mono;
         let (contact, series, homes, incarnation) = terms;
         let certified = contact_id(&from, series, &homes) == contact;
@@ -373,6 +377,9 @@ impl Peer {
         refused: Option<String>,
         prospects: Prospects,
     ) {
+        if self.gangs.claims(&job) {
+            return self.group_waits(from, job, epoch, ahead, refused, &prospects);
+        }
         let now = self.now.mono;
         let Some(driven) = self.owner.jobs.get_mut(&job) else { return };
         let Some(laid) = driven.claims.get_mut(from).filter(|l| l.epoch == epoch) else { return };

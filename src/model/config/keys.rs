@@ -65,8 +65,15 @@ pub(super) const LIMITS: &[Key] = &[
     key("retain"),
     key("retain_jobs"),
 ];
-pub(super) const SCHEDULE: &[Key] =
-    &[key("weights"), key("half_life"), key("preemption"), key("notice"), key("starve_after")];
+pub(super) const SCHEDULE: &[Key] = &[
+    key("weights"),
+    key("half_life"),
+    key("preemption"),
+    key("notice"),
+    key("starve_after"),
+    key("buffer_ratio"),
+    key("buffer_priority"),
+];
 pub(super) const TIMING: &[Key] = &[
     key("renew_every"),
     key("rho"),

@@ -236,6 +236,7 @@ fn check_queue(q: &QueueReport) -> Result<(), String> {
     q.waits.keys().try_for_each(|model| plain("gpu model", model))?;
     let reclaimable = q.gpus_reclaimable.values().fold(0, |sum, n| sum + u64::from(*n));
     at_most("gpus_reclaimable", reclaimable, q.gpus_total.values().map(|n| u64::from(*n)).sum())?;
+    at_most("gpus_buffer", q.gpus_buffer.into(), q.gpus_total.values().map(|n| u64::from(*n)).sum())?;
     at_most("cpus_free", q.cpus_free.0, 1_000 * COUNT_MAX)?;
     at_most("memory_free", q.memory_free.0, 1 << 60)?;
     at_most("running", q.running.into(), COUNT_MAX)?;

@@ -141,8 +141,13 @@ impl Picture {
                 // A flash carries less than gossip does: the rest stays as it was heard.
                 let parts = self.soft.get(origin).and_then(|s| s.parts.as_ref());
                 let old = parts.and_then(|p| p.queue.clone()).unwrap_or_default();
-                let (waits, gpus_reclaimable) = (old.waits, old.gpus_reclaimable);
-                let facet = Facet::Queue(QueueReport { waits, gpus_reclaimable, ..queue.clone() });
+                let facet = Facet::Queue(QueueReport {
+                    waits: old.waits,
+                    gpus_reclaimable: old.gpus_reclaimable,
+                    gpus_buffer: old.gpus_buffer,
+                    buffer_priority: old.buffer_priority,
+                    ..queue.clone()
+                });
                 if facet.write().is_err() {
                     return false;
                 }
