@@ -241,13 +241,20 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
         log: log.clone(),
         api,
         started_at: clock::wall(),
-        grace: settings.grace,
+        settings: settings.compared(),
     }));
     tracker.spawn(tasks::peers(core.clone(), mesh.view(), cancel.clone()));
-    tracker.spawn(tasks::journal(core.clone(), log, cancel.clone()));
     let watched = crate::surface::api::Watched::default();
-    tracker.spawn(crate::surface::web::watch(node.clone(), watched.memory.clone(), cancel.clone()));
-    tracker.spawn(crate::surface::measure::watch(node.clone(), watched.measures.clone(), cancel.clone()));
+    if !settings.unwatched {
+        tracker.spawn(tasks::journal(core.clone(), log, cancel.clone()));
+        tracker.spawn(crate::surface::web::watch(node.clone(), watched.memory.clone(), cancel.clone()));
+        tracker.spawn(crate::surface::measure::watch(node.clone(), watched.measures.clone(), cancel.clone()));
+        let setup = crate::surface::incidents::Setup {
+            rules: settings.alerts.clone(),
+            folder: Some(settings.state.clone()),
+        };
+        tracker.spawn(crate::surface::incidents::watch(node.clone(), watched.clone(), setup, cancel.clone()));
+    }
     let router = crate::surface::api::router_with(node.clone(), watched);
     tracker.spawn(tasks::incoming(core.clone(), mesh.clone(), router.clone(), incoming, cancel.clone()));
     let health = tasks::Health {

@@ -148,8 +148,10 @@ fn settings(args: UpArgs) -> Result<Settings, String> {
     let given_state = args.state.clone().or_else(|| config.state.clone());
     let mut settings = Settings::new(state_folder(given_state.as_deref()));
     take_config(&mut settings, &config, args.config.is_some());
-    settings.wish =
-        Wish { name: args.name.or(config.name), join: args.join.as_deref().map(join).transpose()? };
+    settings.wish = Wish {
+        name: args.name.or_else(|| config.name.clone()),
+        join: args.join.as_deref().map(join).transpose()?,
+    };
     settings.listen = args.listen.unwrap_or(settings.listen);
     settings.api = args.api.or(args.api_tls).or(settings.api);
     if !args.advertise.is_empty() {
@@ -161,6 +163,7 @@ fn settings(args: UpArgs) -> Result<Settings, String> {
     settings.backend = args.backend.unwrap_or(settings.backend);
     settings.config_file = args.config;
     settings.labels.extend(args.labels);
+    settings.shown = config.without_secrets().to_toml();
     Ok(settings)
 }
 
@@ -201,6 +204,7 @@ fn take_config(settings: &mut Settings, config: &Config, from_file: bool) {
     settings.images.clone_from(&config.images);
     settings.policies.clone_from(&config.policies);
     settings.schedule = schedule(config);
+    settings.alerts.clone_from(&config.alerts);
     (settings.witness, settings.replicas) = (config.witness, config.replicas);
     let limits = &config.limits;
     (settings.jobs_max, settings.claims, settings.disk_reserve) =

@@ -160,6 +160,10 @@ byte_id!(
     LedgerId, 20, "ledger id", base32, unbase32
 );
 byte_id!(
+    /// The id of an incident; hashes what kind it is and what it is about, so that every peer makes the same one.
+    IncidentId, 10, "incident id", base32, unbase32
+);
+byte_id!(
     /// The identity of one peer's disk; a peer that comes back with another one is a new acceptor.
     StoreId, 16, "store id", hex, unhex
 );

@@ -123,6 +123,8 @@ pub struct JobFilter {
     pub since: Option<WallTime>,
     /// and before this.
     pub until: Option<WallTime>,
+    /// Only those that the loss of this cluster touches: bound there, or lost with it at or after that time.
+    pub touched: Option<(PeerName, WallTime)>,
     /// The next page: only those that come after this one in the list.
     pub before: Option<(WallTime, JobId)>,
     /// At most this many, newest first; of one moment, the higher id first.

@@ -4,6 +4,7 @@
 //! (`runtime::driver`) and the simulator (`simulations/`) drive this very code.
 
 pub mod acceptor;
+pub mod alerts;
 pub mod api;
 mod arrays;
 pub mod books;

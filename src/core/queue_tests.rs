@@ -130,6 +130,7 @@ impl Mesh {
                 links: Vec::new(),
                 data: None,
                 images: None,
+                alerts: None,
                 heard_at: self.now,
             };
             let member = MemberView {

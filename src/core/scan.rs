@@ -74,8 +74,13 @@ impl Acceptor {
                         r.array_of.is_some_and(|of| of.parent == array)
                             || r.group_of.as_ref().is_some_and(|of| of.parent == array)
                     }
-                    None => filter.prefix.is_some() || (r.array_of.is_none() && r.group_of.is_none()),
+                    None => {
+                        filter.prefix.is_some()
+                            || filter.touched.is_some()
+                            || (r.array_of.is_none() && r.group_of.is_none())
+                    }
                 }
+                && filter.touched.as_ref().is_none_or(|(cluster, since)| r.touched_by(cluster, *since))
         };
         if let Some(prefix) = &filter.prefix {
             // An id's text sorts as its bytes do.

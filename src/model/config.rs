@@ -3,6 +3,7 @@
 //! Nothing needs to be configured: `Config::default()` is a peer of its own on this machine. The
 //! reference page is docs/reference/config.md; a test compares its tables with the keys here.
 
+mod alerts;
 mod economy;
 mod keys;
 mod read;
@@ -15,6 +16,7 @@ use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
+pub use alerts::{AlertsConfig, NotifierConfig, Through};
 pub use keys::SECTIONS;
 pub use schedule::{GpuSets, ScheduleConfig};
 
@@ -82,6 +84,8 @@ pub struct Config {
     pub schedule: ScheduleConfig,
     /// How often and how long.
     pub timing: TimingConfig,
+    /// What is an incident, and who is told of it.
+    pub alerts: AlertsConfig,
     /// What happens on SIGTERM.
     pub shutdown: ShutdownConfig,
     /// Certificates that this peer signs.
@@ -322,6 +326,7 @@ impl Default for Config {
                 probe_every: Some(Span::secs(300)),
                 probe_share_milli: 5,
             },
+            alerts: AlertsConfig::default(),
             shutdown: ShutdownConfig {
                 deadline: Span::secs(30),
                 jobs: ShutdownJobs::default(),
@@ -338,6 +343,12 @@ impl Config {
     /// Reads a configuration. Every mistake is named at once, with its line.
     pub fn check(text: &str) -> Result<Config, Vec<ConfigMistake>> {
         read::read(text)
+    }
+
+    /// The same without what is nobody else's business: addresses of webhooks beyond their host, header values, what
+    /// commands are given.
+    pub fn without_secrets(&self) -> Config {
+        Config { alerts: self.alerts.without_secrets(), ..self.clone() }
     }
 
     /// Writes the whole configuration, defaults included; `check` of it gives the same one.

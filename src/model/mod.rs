@@ -1,6 +1,7 @@
 //! What people and peers say to each other: job specs, reports, records, configuration. Typed and
 //! valid once built; no I/O here.
 
+pub mod alert;
 pub mod array;
 pub mod config;
 pub mod gpu;

@@ -504,6 +504,16 @@ impl JobRecord {
         self.moved_to.as_ref().unwrap_or(&self.birth.homes)
     }
 
+    /// The loss of this cluster concerns it: it is bound there, or an attempt was lost there at or after that time.
+    pub fn touched_by(&self, cluster: &PeerName, since: WallTime) -> bool {
+        self.placement.as_ref().is_some_and(|p| p.cluster == *cluster)
+            || self.attempts.iter().any(|a| {
+                a.cluster == *cluster
+                    && a.outcome == Some(Outcome::Lost)
+                    && a.ended_at.is_some_and(|at| at >= since)
+            })
+    }
+
     /// The first value of the next generation; none while this one is not sealed. Only a *chosen* sealed
     /// value may be carried over: of one generation there is only one, so this is the same for everybody.
     pub fn installed(&self) -> Option<JobRecord> {

@@ -295,6 +295,8 @@ pub struct Report {
     pub data: Option<Inventory>,
     /// The images that it holds.
     pub images: Option<Inventory>,
+    /// What it finds wrong, and what it knows of what was said about it. Shared: most of a view stays as it was.
+    pub alerts: Option<Arc<super::alert::AlertsReport>>,
     /// When any of it last changed here, on this peer's clock.
     pub heard_at: Instant,
 }

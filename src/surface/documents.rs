@@ -3,6 +3,7 @@
 
 // tidy: long because it is a list of documents, each of them short
 
+mod incidents;
 mod mesh;
 mod tenants;
 
@@ -16,6 +17,7 @@ use crate::core::placement::groups::GroupPlan;
 use crate::core::placement::{Estimate, Reason};
 use crate::model::{JobRecord, JobSpec, JobState, Outcome};
 
+pub use incidents::*;
 pub use mesh::*;
 pub use tenants::*;
 

@@ -174,6 +174,7 @@ impl Fake {
             links: if *peer == self.me { vec![] } else { vec![link] },
             data: None,
             images: None,
+            alerts: None,
             heard_at: Instant(0),
         }
     }

@@ -5,6 +5,7 @@ pub mod cli;
 pub mod client;
 pub mod documents;
 pub mod fleet;
+pub mod incidents;
 pub mod ledger;
 pub mod measure;
 pub mod seams;

@@ -31,6 +31,7 @@ pub(super) const TOP: &[Key] = &[
     key("limits"),
     key("schedule"),
     key("timing"),
+    key("alerts"),
     key("shutdown"),
     key("certificate"),
     key("local"),
@@ -86,6 +87,29 @@ pub(super) const TIMING: &[Key] = &[
     key("probe_every"),
     key("probe_share"),
 ];
+pub(super) const ALERTS: &[Key] = &[
+    key("notify_after"),
+    key("recover_after"),
+    key("stagger"),
+    key("for"),
+    key("contact_age"),
+    key("disk_low"),
+    key("commit"),
+    key("certificate"),
+    key("link_loss"),
+    key("link_use"),
+    key("schedule"),
+    key("start"),
+    key("lost"),
+    key("gpus_used"),
+    key("quota"),
+    key("webhooks"),
+    key("commands"),
+];
+pub(super) const WEBHOOKS: &[Key] =
+    &[key("name"), key("url"), key("headers"), key("ca"), key("severity"), key("kinds"), key("timeout")];
+pub(super) const COMMANDS: &[Key] =
+    &[key("name"), key("run"), key("shell"), key("severity"), key("kinds"), key("timeout")];
 pub(super) const SHUTDOWN: &[Key] = &[key("deadline"), key("jobs"), key("notice")];
 pub(super) const CERTIFICATE: &[Key] = &[key("lifetime")];
 pub(super) const LOCAL: &[Key] = &[key("container_runtime"), key("cgroups")];
@@ -119,6 +143,9 @@ pub const SECTIONS: &[(&str, &[Key])] = &[
     ("limits", LIMITS),
     ("schedule", SCHEDULE),
     ("timing", TIMING),
+    ("alerts", ALERTS),
+    ("webhooks", WEBHOOKS),
+    ("commands", COMMANDS),
     ("shutdown", SHUTDOWN),
     ("certificate", CERTIFICATE),
     ("local", LOCAL),

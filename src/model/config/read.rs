@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use super::keys::{API, CERTIFICATE, FAMILIAR, LIMITS, LOCAL, NODES, SHUTDOWN, SLURM, TIMING, TOP};
 use super::{
     BackendKind, Config, ConfigMistake, DOCUMENT_BYTES_MAX, GpuSets, ShutdownJobs, SlurmBackendConfig,
-    schedule,
+    alerts, schedule,
 };
 use crate::base::{Bytes, MilliCpu, PeerName, Span};
 use crate::model::gpu;
@@ -238,6 +238,9 @@ fn tables(config: &mut Config, fields: &mut Fields, m: &mut Mistakes) {
     }
     if let Some(table) = table(fields, "timing", m) {
         timing(config, table, m);
+    }
+    if let Some(t) = table(fields, "alerts", m) {
+        alerts::read(&mut config.alerts, t, m);
     }
     if let Some(mut t) = table(fields, "shutdown", m) {
         let s = &mut config.shutdown;

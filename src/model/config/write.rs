@@ -2,7 +2,7 @@
 
 use toml::{Table, Value};
 
-use super::{BackendKind, Config, DatasetConfig, GpuSets, ShutdownJobs, schedule};
+use super::{BackendKind, Config, DatasetConfig, GpuSets, ShutdownJobs, alerts, schedule};
 use crate::base::Span;
 use crate::model::input::words::{size_text, span_text};
 use crate::model::policy::{POLICIES, Term, Weights};
@@ -105,6 +105,7 @@ pub(super) fn write(c: &Config) -> String {
         ("limits", Some(Value::Table(limits(c)))),
         ("schedule", Some(Value::Table(schedule::write(&c.schedule)))),
         ("timing", Some(Value::Table(timing(c)))),
+        ("alerts", Some(Value::Table(alerts::write(&c.alerts)))),
         (
             "shutdown",
             Some(Value::Table(table([

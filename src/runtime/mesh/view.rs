@@ -130,6 +130,7 @@ impl Picture {
             Facet::Members(hash) => soft.members_hash = Some((hash, now)),
             Facet::Data(v) => report.data = Some(v),
             Facet::Images(v) => report.images = Some(v),
+            Facet::Alerts(v) => report.alerts = Some(Arc::new(v)),
             Facet::Unknown => {}
         }
     }
@@ -258,6 +259,7 @@ fn blank(peer: PeerName, store: StoreId) -> Report {
         links: Vec::new(),
         data: None,
         images: None,
+        alerts: None,
         heard_at: Instant::default(),
     }
 }

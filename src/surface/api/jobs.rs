@@ -129,6 +129,7 @@ impl ListQuery {
             prefix: self.prefix.map(|p| p.to_ascii_lowercase()),
             tenant: self.tenant,
             states,
+            touched: None,
             limit,
         })
     }

@@ -7,6 +7,7 @@ mod doctor;
 mod error;
 mod events;
 pub(crate) mod history;
+mod incidents;
 pub(crate) mod input;
 pub(crate) mod jobs;
 mod limits;
@@ -44,9 +45,16 @@ pub(crate) struct Api {
     pub limits: Arc<limits::Limits>,
     pub memory: Arc<crate::surface::web::Memory>,
     pub measures: Arc<std::sync::Mutex<crate::surface::measure::Measures>>,
+    pub desk: Arc<crate::surface::incidents::Desk>,
 }
 
 impl Api {
+    /// Of a peer and what is gathered beside its API.
+    pub fn new(handle: Arc<dyn PeerHandle>, watched: Watched) -> Self {
+        let Watched { memory, measures, desk } = watched;
+        Self { handle, limits: Arc::default(), memory, measures, desk }
+    }
+
     /// Asks the core; its errors become the API's.
     pub async fn call(&self, request: ClientRequest) -> ApiResult<ClientResponse> {
         match self.handle.call(request).await? {

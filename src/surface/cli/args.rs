@@ -91,6 +91,12 @@ pub enum Command {
     Doctor,
     /// Print the address of the peer's page, with the token that opens it
     Page,
+    /// Show what is wrong, the jobs it touches and what is done for each
+    Incidents(IncidentsArgs),
+    /// Tell nobody of an incident, or of a kind of them, for a time
+    Silence(SilenceArgs),
+    /// Write what a person needs to help into one file, without secrets
+    SupportBundle(BundleArgs),
     /// Print events as they come
     Events(EventsArgs),
     /// Show who changed what through the peer, or check that nobody changed that
@@ -416,6 +422,37 @@ pub struct EventsArgs {
     /// Only about jobs of this tenant (what was)
     #[arg(long, conflicts_with = "count")]
     pub tenant: Option<String>,
+}
+
+/// `starling incidents`.
+#[derive(Debug, Clone, Args)]
+pub struct IncidentsArgs {
+    /// Only this one, by its id or the first 4 or more characters of it
+    pub id: Option<String>,
+    /// Those that are over, too
+    #[arg(long)]
+    pub past: bool,
+}
+
+/// `starling silence`.
+#[derive(Debug, Clone, Args)]
+pub struct SilenceArgs {
+    /// An incident's id (or its start), a kind such as link, or KIND:SUBJECT; without it silences are listed
+    pub what: Option<String>,
+    /// For so long, such as 2h; at most 30d
+    #[arg(long = "for", value_name = "TIME", requires = "what")]
+    pub span: Option<Span>,
+    /// End it
+    #[arg(long, requires = "what", conflicts_with = "span")]
+    pub end: bool,
+}
+
+/// `starling support-bundle`.
+#[derive(Debug, Clone, Args)]
+pub struct BundleArgs {
+    /// Where to; default is starling-support-PEER.tar.zst here
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
 }
 
 /// `starling audit`.

@@ -2,7 +2,9 @@
 
 mod args;
 mod audit;
+mod bundle;
 mod exit;
+mod incidents;
 mod jobs;
 mod logs;
 mod mesh;
@@ -161,6 +163,9 @@ pub(crate) async fn perform(asking: &Asking, command: Command) -> CommandResult 
         Command::Peer => mesh::peer(asking).await,
         Command::Page => page::page(asking).await,
         Command::Doctor => mesh::doctor(asking).await,
+        Command::Incidents(args) => incidents::incidents(asking, args).await,
+        Command::Silence(args) => incidents::silence(asking, args).await,
+        Command::SupportBundle(args) => bundle::bundle(asking, args).await,
         Command::Events(args) if args.past || args.since.is_some() || args.tenant.is_some() => {
             audit::history(asking, args).await
         }

@@ -256,6 +256,24 @@ pub struct PeerDocument {
     /// Its clock for people when it answered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub now_ms: Option<u64>,
+    /// Settings that others compare with their own; older versions do not tell them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub settings: Option<SettingsDocument>,
+}
+
+/// Settings of a peer that are compared.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SettingsDocument {
+    /// How far clock rates may be off, thousandths.
+    pub rho_milli: u64,
+    /// Time for killing an attempt, plus safety.
+    pub margin_ms: u64,
+    /// Homes of a new record.
+    pub replicas: usize,
+    /// Grace of jobs that say none.
+    pub grace_ms: u64,
+    /// Names of its notifiers.
+    pub notifiers: Vec<String>,
 }
 
 /// How much a finding matters.

@@ -8,6 +8,7 @@ mod cluster;
 mod events;
 pub(crate) mod guard;
 mod html;
+mod incidents;
 mod job;
 mod jobs;
 mod links;
