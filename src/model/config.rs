@@ -5,6 +5,7 @@
 
 mod economy;
 mod keys;
+mod kubernetes;
 mod read;
 mod schedule;
 #[cfg(test)]
@@ -16,6 +17,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 pub use keys::SECTIONS;
+pub use kubernetes::KubernetesBackendConfig;
 pub use schedule::{GpuSets, ScheduleConfig};
 
 use super::input::Mistake;
@@ -90,6 +92,8 @@ pub struct Config {
     pub local: LocalBackendConfig,
     /// The Slurm backend.
     pub slurm: SlurmBackendConfig,
+    /// The Kubernetes backend.
+    pub kubernetes: KubernetesBackendConfig,
 }
 
 /// A dataset that this cluster holds.
@@ -121,6 +125,8 @@ pub enum BackendKind {
     Local,
     /// A Slurm cluster.
     Slurm,
+    /// A Kubernetes cluster.
+    Kubernetes,
 }
 
 impl BackendKind {
@@ -129,6 +135,7 @@ impl BackendKind {
         match self {
             Self::Local => "local",
             Self::Slurm => "slurm",
+            Self::Kubernetes => "kubernetes",
         }
     }
 }
@@ -330,6 +337,7 @@ impl Default for Config {
             certificate: CertificateConfig { lifetime: Span::secs(30 * 86_400) },
             local: LocalBackendConfig { container_runtime: None, cgroups: true },
             slurm: SlurmBackendConfig::default(),
+            kubernetes: KubernetesBackendConfig::default(),
         }
     }
 }
