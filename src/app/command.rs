@@ -161,6 +161,9 @@ fn settings(args: UpArgs) -> Result<Settings, String> {
     settings.zone = args.zone.unwrap_or(settings.zone);
     settings.witness |= args.witness;
     settings.backend = args.backend.unwrap_or(settings.backend);
+    let kubernetes = &mut settings.kubernetes;
+    kubernetes.kubeconfig = args.kubeconfig.or(kubernetes.kubeconfig.take());
+    kubernetes.namespace = args.namespace.or(kubernetes.namespace.take());
     settings.config_file = args.config;
     settings.labels.extend(args.labels);
     settings.shown = config.without_secrets().to_toml();
@@ -231,6 +234,7 @@ fn take_config(settings: &mut Settings, config: &Config, from_file: bool) {
     settings.cgroups = config.local.cgroups;
     settings.backend = config.backend;
     settings.slurm.clone_from(&config.slurm);
+    settings.kubernetes.clone_from(&config.kubernetes);
 }
 
 /// `TOKEN@HOST:PORT`.

@@ -9,7 +9,9 @@ use super::open::{Opened, Wish};
 use crate::backends::local::LogLimits;
 use crate::base::{Bytes, Span};
 use crate::model::NodeCapacity;
-use crate::model::config::{AlertsConfig, BackendKind, DatasetConfig, SlurmBackendConfig};
+use crate::model::config::{
+    AlertsConfig, BackendKind, DatasetConfig, KubernetesBackendConfig, SlurmBackendConfig,
+};
 use crate::model::policy::Policies;
 use crate::model::report::{Item, Terms};
 use crate::runtime::PeerSettings;
@@ -107,6 +109,8 @@ pub struct Settings {
     pub backend: BackendKind,
     /// and what it is told where that is Slurm.
     pub slurm: SlurmBackendConfig,
+    /// The same where it is Kubernetes.
+    pub kubernetes: KubernetesBackendConfig,
     /// Gossip while things change, and when quiet.
     pub gossip: (Duration, Duration),
     /// Suspect and lost.
@@ -172,6 +176,7 @@ impl Settings {
             cgroups: true,
             backend: BackendKind::Local,
             slurm: SlurmBackendConfig::default(),
+            kubernetes: KubernetesBackendConfig::default(),
             gossip: (Duration::from_millis(200), Duration::from_secs(1)),
             liveness: Rules::default(),
             certificate_lifetime: Span::secs(30 * 86_400),

@@ -6,6 +6,7 @@
 mod alerts;
 mod economy;
 mod keys;
+mod kubernetes;
 mod read;
 mod schedule;
 #[cfg(test)]
@@ -18,6 +19,7 @@ use std::path::PathBuf;
 
 pub use alerts::{AlertsConfig, NotifierConfig, Through};
 pub use keys::SECTIONS;
+pub use kubernetes::KubernetesBackendConfig;
 pub use schedule::{GpuSets, ScheduleConfig};
 
 use super::input::Mistake;
@@ -94,6 +96,8 @@ pub struct Config {
     pub local: LocalBackendConfig,
     /// The Slurm backend.
     pub slurm: SlurmBackendConfig,
+    /// The Kubernetes backend.
+    pub kubernetes: KubernetesBackendConfig,
 }
 
 /// A dataset that this cluster holds.
@@ -125,6 +129,8 @@ pub enum BackendKind {
     Local,
     /// A Slurm cluster.
     Slurm,
+    /// A Kubernetes cluster.
+    Kubernetes,
 }
 
 impl BackendKind {
@@ -133,6 +139,7 @@ impl BackendKind {
         match self {
             Self::Local => "local",
             Self::Slurm => "slurm",
+            Self::Kubernetes => "kubernetes",
         }
     }
 }
@@ -335,6 +342,7 @@ impl Default for Config {
             certificate: CertificateConfig { lifetime: Span::secs(30 * 86_400) },
             local: LocalBackendConfig { container_runtime: None, cgroups: true },
             slurm: SlurmBackendConfig::default(),
+            kubernetes: KubernetesBackendConfig::default(),
         }
     }
 }

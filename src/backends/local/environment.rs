@@ -73,6 +73,7 @@ pub fn guard_spec(command: &StartCommand, host: &Host<'_>) -> Result<GuardSpec, 
         inherit: false,
         first_rank: 0,
         notice_signal: None,
+        echo: false,
         remote: None,
     })
 }

@@ -66,6 +66,9 @@ pub struct GuardSpec {
     /// The signal that gives notice; none is SIGTERM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notice_signal: Option<i32>,
+    /// What programs write goes to the guard's own standard outputs: where a scheduler keeps those.
+    #[serde(default)]
+    pub echo: bool,
     /// The peer is on another machine: how it is asked. `renewed_at` and `boot` mean nothing then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remote: Option<Remote>,
@@ -84,6 +87,12 @@ pub struct Remote {
     pub patience: Span,
     /// Time between the scheduler's SIGTERM and its SIGKILL.
     pub kill_wait: Span,
+    /// The right to run is the peer's to give: no folder is shared with it.
+    #[serde(default)]
+    pub begin: bool,
+    /// Where the guard's last word goes, for the scheduler to keep.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_word: Option<PathBuf>,
 }
 
 /// One rank's program.

@@ -131,7 +131,7 @@ impl Keeper {
             found.notes.push("no podman or docker: jobs with an image cannot run here".into());
         }
         let name = runtime.and_then(|r| Some(r.file_name()?.to_string_lossy().into_owned()));
-        Discovery { nodes, container_runtime: name, notes: found.notes }
+        Discovery { nodes, container_runtime: name, images: Vec::new(), notes: found.notes }
     }
 
     /// Reads what an earlier run of the peer left, and says it.

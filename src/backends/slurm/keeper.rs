@@ -19,6 +19,7 @@ use super::SlurmConfig;
 use super::driver::{NativeJob, NativeState, Submission, SubmitError};
 use super::nodes::NodeMap;
 use super::prepare::{self, Kept, native_name, read_tag, tag};
+use crate::backends::line::Hears;
 use crate::backends::local::files::{
     AttemptDir, Binding, Ended, Stop, optional, read_json, write_json, write_json_unsynced,
 };
@@ -190,7 +191,7 @@ impl Keeper {
 
     // Guards.
 
-    pub(super) fn secret(&self, key: AttemptKey) -> Option<Vec<u8>> {
+    fn guards_secret(&self, key: AttemptKey) -> Option<Vec<u8>> {
         let known = open(&self.live).get(&key).map(|l| l.kept.secret.clone());
         // A guard of an attempt that is over is told so, if its folder is still there.
         let text = match known {
@@ -201,14 +202,14 @@ impl Keeper {
     }
 
     /// A guard spoke, and proved that it is one.
-    pub(super) fn heard(&self, question: Question) -> Answer {
-        let Question { key, part, nonce, what } = question;
+    fn guard_spoke(&self, question: Question) -> Answer {
+        let Question { key, part, nonce, what, .. } = question;
         let answer = self.answer(key, nonce);
         if let Some(live) = open(&self.live).get_mut(&key) {
             live.on_line = Some(clock::now());
         }
         match what {
-            What::Ask => {}
+            What::Ask | What::Begin => {}
             What::Started(started) if part.is_empty() || part == "node-0" => {
                 self.started(key, &part, started.at);
             }
@@ -222,11 +223,11 @@ impl Keeper {
         let mut live = open(&self.live);
         let Some(live) = live.get_mut(&key) else {
             let stop = Stop { reason: StopReason::Superseded, notice: Span::ZERO };
-            return Answer { nonce, age_us: None, stop: Some(stop) };
+            return Answer { nonce, stop: Some(stop), ..Answer::default() };
         };
         let stop = live.stop.map(|(stop, _)| stop);
         if live.fenced.is_some() {
-            return Answer { nonce, age_us: None, stop };
+            return Answer { nonce, stop, ..Answer::default() };
         }
         let renewals = open(&self.renewals);
         let sent = |b: Binding| renewals.get(&(b.contact, b.incarnation)).copied();
@@ -236,7 +237,7 @@ impl Keeper {
         if oldest.is_some() {
             live.leased_at = now;
         }
-        Answer { nonce, age_us: oldest.map(|at| now.since(at).0), stop }
+        Answer { nonce, age_us: oldest.map(|at| now.since(at).0), stop, ..Answer::default() }
     }
 
     /// Answers the questions that guards without a line left in their folders.
@@ -897,6 +898,15 @@ impl Keeper {
         if let Err(error) = write_json(&self.config.nodes_file(), &map.groups) {
             tracing::warn!(%error, "the nodes could not be written down");
         }
+    }
+}
+
+impl Hears for Keeper {
+    fn secret(&self, key: AttemptKey) -> Option<Vec<u8>> {
+        self.guards_secret(key)
+    }
+    fn heard(&self, question: Question) -> Answer {
+        self.guard_spoke(question)
     }
 }
 

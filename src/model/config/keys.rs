@@ -36,6 +36,7 @@ pub(super) const TOP: &[Key] = &[
     key("certificate"),
     key("local"),
     key("slurm"),
+    key("kubernetes"),
 ];
 pub(super) const API: &[Key] = &[key("listen"), key("unix")];
 pub(super) const NODES: &[Key] = &[
@@ -130,6 +131,28 @@ pub(super) const SLURM: &[Key] = &[
     key("guard_host"),
     key("notice_signal"),
 ];
+pub(super) const KUBERNETES: &[Key] = &[
+    key("kubeconfig"),
+    key("context"),
+    key("namespace"),
+    key("image"),
+    key("guard_image"),
+    key("queue"),
+    key("pod_groups"),
+    key("scheduler"),
+    key("priority_class"),
+    key("runtime_class"),
+    key("service_account"),
+    key("pull_secrets"),
+    key("node_selector"),
+    key("tolerations"),
+    key("gpu_names"),
+    key("interval"),
+    key("pending_max"),
+    key("pull_max"),
+    key("guard_listen"),
+    key("guard_host"),
+];
 
 /// Every table with its path; the empty path is the document.
 pub const SECTIONS: &[(&str, &[Key])] = &[
@@ -150,6 +173,7 @@ pub const SECTIONS: &[(&str, &[Key])] = &[
     ("certificate", CERTIFICATE),
     ("local", LOCAL),
     ("slurm", SLURM),
+    ("kubernetes", KUBERNETES),
 ];
 
 /// What people may write by habit, and what to write here.

@@ -60,7 +60,7 @@ pub(super) fn path(field: Field, m: &mut Mistakes) -> Option<PathBuf> {
     field.read(m, "must be an absolute path", |t| words::absolute(t).then(|| PathBuf::from(t)))
 }
 
-fn address(field: Field, m: &mut Mistakes) -> Option<SocketAddr> {
+pub(super) fn address(field: Field, m: &mut Mistakes) -> Option<SocketAddr> {
     field.read(m, "must be an address and port such as 0.0.0.0:7420 or [::]:7420", |t| t.parse().ok())
 }
 
@@ -102,11 +102,8 @@ fn identity(config: &mut Config, fields: &mut Fields, m: &mut Mistakes) {
 }
 
 fn backend(field: Field, m: &mut Mistakes) -> Option<BackendKind> {
-    if matches!(&field.node.value, Value::Text(t) if t == "kubernetes") {
-        field.wrong(m, "not supported by this peer yet: must be local or slurm");
-        return None;
-    }
-    field.word(m, &[("local", BackendKind::Local), ("slurm", BackendKind::Slurm)])
+    let kinds = [BackendKind::Local, BackendKind::Slurm, BackendKind::Kubernetes];
+    field.word(m, &kinds.map(|kind| (kind.as_str(), kind)))
 }
 
 fn economy(config: &mut Config, fields: &mut Fields, m: &mut Mistakes) {
@@ -132,6 +129,13 @@ fn economy(config: &mut Config, fields: &mut Fields, m: &mut Mistakes) {
         field.wrong(
             m,
             "Slurm says which nodes there are: remove the nodes, or name partitions in slurm.partition",
+        );
+        return;
+    }
+    if config.backend == BackendKind::Kubernetes {
+        field.wrong(
+            m,
+            "Kubernetes says which nodes there are: remove the nodes, or choose some with kubernetes.node_selector",
         );
         return;
     }
@@ -265,6 +269,9 @@ fn tables(config: &mut Config, fields: &mut Fields, m: &mut Mistakes) {
     }
     if let Some(t) = table(fields, "slurm", m) {
         slurm(&mut config.slurm, t, m);
+    }
+    if let Some(t) = table(fields, "kubernetes", m) {
+        super::kubernetes::read(&mut config.kubernetes, t, m);
     }
 }
 

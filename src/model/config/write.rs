@@ -2,7 +2,7 @@
 
 use toml::{Table, Value};
 
-use super::{BackendKind, Config, DatasetConfig, GpuSets, ShutdownJobs, alerts, schedule};
+use super::{Config, DatasetConfig, GpuSets, ShutdownJobs, alerts, schedule};
 use crate::base::Span;
 use crate::model::input::words::{size_text, span_text};
 use crate::model::policy::{POLICIES, Term, Weights};
@@ -80,13 +80,7 @@ pub(super) fn write(c: &Config) -> String {
         ),
         ("images", (!c.images.is_empty()).then(|| Value::Array(c.images.iter().map(image).collect()))),
         ("placement", Some(Value::Table(placement))),
-        (
-            "backend",
-            Some(text(match c.backend {
-                BackendKind::Local => "local",
-                BackendKind::Slurm => "slurm",
-            })),
-        ),
+        ("backend", Some(text(c.backend.as_str()))),
         ("replicas", Some(whole(c.replicas))),
         ("witness", Some(Value::Boolean(c.witness))),
         ("labels", Some(Value::Table(labels))),
@@ -132,6 +126,7 @@ pub(super) fn write(c: &Config) -> String {
             ]))),
         ),
         ("slurm", Some(Value::Table(slurm(c)))),
+        ("kubernetes", Some(Value::Table(super::kubernetes::write(&c.kubernetes)))),
     ]);
     toml::to_string(&top).expect("tables of text, numbers, booleans and lists always serialize")
 }

@@ -129,8 +129,14 @@ pub enum Command {
     /// Stand between a peer and an attempt (started by the peer)
     #[command(hide = true)]
     Guard {
-        /// The attempt's folder
+        /// The attempt's folder; in a pod, where it is made
         dir: PathBuf,
+        /// Guard the attempt that this folder (a Secret of Kubernetes) describes
+        #[arg(long, value_name = "FOLDER")]
+        pod: Option<PathBuf>,
+        /// Only put a copy of this binary into the folder
+        #[arg(long, conflicts_with = "pod")]
+        install: bool,
     },
     /// Work for demo, replay and tests
     #[command(hide = true, subcommand)]
@@ -170,9 +176,15 @@ pub struct UpArgs {
     /// Address for the HTTP API over TLS
     #[arg(long, value_name = "ADDR:PORT")]
     pub api_tls: Option<std::net::SocketAddr>,
-    /// What runs the jobs: local (this machine) or slurm (the Slurm cluster of this login node)
+    /// What runs the jobs: local (this machine), slurm (the Slurm cluster of this login node) or kubernetes
     #[arg(long, value_parser = backend)]
     pub backend: Option<BackendKind>,
+    /// Kubernetes: kubeconfig file; else KUBECONFIG, the usual file, or this pod's account
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Kubernetes: where jobs run; else the kubeconfig's or this pod's
+    #[arg(long)]
+    pub namespace: Option<String>,
     /// Store records and run nothing
     #[arg(long)]
     pub witness: bool,
@@ -185,7 +197,8 @@ fn backend(text: &str) -> Result<BackendKind, String> {
     match text {
         "local" => Ok(BackendKind::Local),
         "slurm" => Ok(BackendKind::Slurm),
-        _ => Err("must be local or slurm".into()),
+        "kubernetes" => Ok(BackendKind::Kubernetes),
+        _ => Err("must be local, slurm or kubernetes".into()),
     }
 }
 

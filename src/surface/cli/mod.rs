@@ -36,6 +36,7 @@ pub use output::{Style, Table, brief, plain};
 pub use page::page_link;
 
 use super::client::{Client, Target};
+use crate::backends::local::guard;
 use args::ConfigCommand;
 
 /// What the commands need from `app`. Each runs to its end and says how the process ends; none has
@@ -51,7 +52,7 @@ pub struct Wiring {
     /// `starling chaos`
     pub chaos: fn(ChaosArgs) -> ExitCode,
     /// `starling guard DIR`
-    pub guard: fn(&Path) -> ExitCode,
+    pub guard: fn(&Path, guard::Entry) -> ExitCode,
 }
 
 impl Default for Wiring {
@@ -66,7 +67,7 @@ impl Default for Wiring {
             demo: |_| missing(),
             replay: |_| missing(),
             chaos: |_| missing(),
-            guard: |_| missing(),
+            guard: |_, _| missing(),
         }
     }
 }
@@ -121,7 +122,9 @@ pub fn run(line: impl IntoIterator<Item = OsString>, wiring: Wiring) -> ExitCode
         Command::Demo(args) => (wiring.demo)(DemoArgs { json: global.json, ..args }),
         Command::Replay(args) => (wiring.replay)(ReplayArgs { json: global.json, ..args }),
         Command::Chaos(args) => (wiring.chaos)(ChaosArgs { json: global.json, ..args }),
-        Command::Guard { dir } => (wiring.guard)(&dir),
+        Command::Guard { dir, install: true, .. } => (wiring.guard)(&dir, guard::Entry::Install),
+        Command::Guard { dir, pod: Some(spec), .. } => (wiring.guard)(&dir, guard::Entry::Pod(spec)),
+        Command::Guard { dir, .. } => (wiring.guard)(&dir, guard::Entry::Attempt),
         Command::Work(work) => super::work::main(work),
         Command::Audit(args) if args.files => {
             show(&global, audit::verify_files(&state_folder(global.state.as_deref())))
