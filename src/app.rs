@@ -248,6 +248,10 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
     let watched = crate::surface::api::Watched::default();
     tracker.spawn(crate::surface::web::watch(node.clone(), watched.memory.clone(), cancel.clone()));
     tracker.spawn(crate::surface::measure::watch(node.clone(), watched.measures.clone(), cancel.clone()));
+    if let Some(to) = settings.otlp.clone() {
+        let export = crate::surface::otlp::export(node.clone(), to, watched.exported.clone(), cancel.clone());
+        tracker.spawn(export);
+    }
     let router = crate::surface::api::router_with(node.clone(), watched);
     tracker.spawn(tasks::incoming(core.clone(), mesh.clone(), router.clone(), incoming, cancel.clone()));
     let health = tasks::Health {

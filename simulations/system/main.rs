@@ -13,4 +13,5 @@ mod relay;
 mod seeing;
 mod strangers;
 mod three_peers;
+mod trace;
 mod upgrade;

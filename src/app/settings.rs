@@ -106,6 +106,8 @@ pub struct Settings {
     pub backend: BackendKind,
     /// and what it is told where that is Slurm.
     pub slurm: SlurmBackendConfig,
+    /// The collector that traces are sent to.
+    pub otlp: Option<crate::surface::otlp::Endpoint>,
     /// Gossip while things change, and when quiet.
     pub gossip: (Duration, Duration),
     /// Suspect and lost.
@@ -165,6 +167,7 @@ impl Settings {
             cgroups: true,
             backend: BackendKind::Local,
             slurm: SlurmBackendConfig::default(),
+            otlp: None,
             gossip: (Duration::from_millis(200), Duration::from_secs(1)),
             liveness: Rules::default(),
             certificate_lifetime: Span::secs(30 * 86_400),

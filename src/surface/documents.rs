@@ -5,6 +5,7 @@
 
 mod mesh;
 mod tenants;
+mod trace;
 
 use std::collections::BTreeMap;
 
@@ -18,6 +19,7 @@ use crate::model::{JobRecord, JobSpec, JobState, Outcome};
 
 pub use mesh::*;
 pub use tenants::*;
+pub use trace::*;
 
 /// Answer to `POST /v1/jobs`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -495,6 +497,9 @@ pub struct EventDocument {
     pub kind: String,
     /// The job, where it is about one.
     pub job: Option<JobId>,
+    /// Its trace, where the peer knows it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace: Option<String>,
     /// One sentence.
     pub text: String,
     /// When this peer passed it on.

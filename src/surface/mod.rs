@@ -7,6 +7,7 @@ pub mod documents;
 pub mod fleet;
 pub mod ledger;
 pub mod measure;
+pub mod otlp;
 pub mod seams;
 pub mod serve;
 pub mod web;

@@ -35,6 +35,7 @@ pub(super) const TOP: &[Key] = &[
     key("certificate"),
     key("local"),
     key("slurm"),
+    key("trace"),
 ];
 pub(super) const API: &[Key] = &[key("listen"), key("unix")];
 pub(super) const NODES: &[Key] = &[
@@ -99,6 +100,7 @@ pub(super) const SLURM: &[Key] = &[
     key("guard_host"),
     key("notice_signal"),
 ];
+pub(super) const TRACE: &[Key] = &[key("otlp"), key("ca")];
 
 /// Every table with its path; the empty path is the document.
 pub const SECTIONS: &[(&str, &[Key])] = &[
@@ -116,6 +118,7 @@ pub const SECTIONS: &[(&str, &[Key])] = &[
     ("certificate", CERTIFICATE),
     ("local", LOCAL),
     ("slurm", SLURM),
+    ("trace", TRACE),
 ];
 
 /// What people may write by habit, and what to write here.

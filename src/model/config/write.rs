@@ -131,6 +131,13 @@ pub(super) fn write(c: &Config) -> String {
             ]))),
         ),
         ("slurm", Some(Value::Table(slurm(c)))),
+        (
+            "trace",
+            Some(Value::Table(table([
+                ("otlp", c.trace.otlp.as_ref().map(text)),
+                ("ca", c.trace.ca.as_ref().map(path)),
+            ]))),
+        ),
     ]);
     toml::to_string(&top).expect("tables of text, numbers, booleans and lists always serialize")
 }

@@ -20,6 +20,7 @@ mod proxy;
 pub(crate) mod resolve;
 mod routes;
 mod tenants;
+pub(crate) mod trace;
 
 #[cfg(test)]
 mod tests;
@@ -44,6 +45,7 @@ pub(crate) struct Api {
     pub limits: Arc<limits::Limits>,
     pub memory: Arc<crate::surface::web::Memory>,
     pub measures: Arc<std::sync::Mutex<crate::surface::measure::Measures>>,
+    pub exported: Arc<crate::surface::otlp::Counters>,
 }
 
 impl Api {
