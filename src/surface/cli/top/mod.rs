@@ -152,7 +152,8 @@ async fn listen(client: Client, news: std::sync::Arc<Notify>) {
 fn frame(seen: &Seen, screen: &mut Screen, width: u16) -> std::io::Result<String> {
     let rows = screen.table(seen, wall_now().0).rows.len().min(ROWS_MAX);
     let height = u16::try_from(rows).unwrap_or(u16::MAX).saturating_add(draw::AROUND);
-    text_of(seen, screen, (width, height), wall_now().0, true)
+    let text = text_of(seen, screen, (width, height), wall_now().0, true)?;
+    Ok(text.trim_end().to_owned() + "\n")
 }
 
 /// A frame on a terminal that is none.
