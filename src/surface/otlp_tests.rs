@@ -1,3 +1,5 @@
+//! Spans at a collector of the test, which decodes them.
+
 use std::sync::Mutex;
 
 use axum::Router;

@@ -1,3 +1,5 @@
+//! A trace put together from a record that moved twice, with and without what peers noted.
+
 use super::*;
 use crate::base::{BoundedVec, Home, StoreId, TraceId};
 use crate::model::record::{Birth, Change, MoveIntent};

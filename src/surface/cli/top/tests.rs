@@ -1,3 +1,5 @@
+//! Frames of `top` at many sizes, and what its keys do.
+
 use ratatui::crossterm::event::{KeyCode, KeyModifiers};
 
 use super::state::View;
