@@ -259,6 +259,10 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
         };
         tracker.spawn(crate::surface::incidents::watch(node.clone(), watched.clone(), setup, cancel.clone()));
     }
+    if let Some(to) = settings.otlp.clone() {
+        let export = crate::surface::otlp::export(node.clone(), to, watched.exported.clone(), cancel.clone());
+        tracker.spawn(export);
+    }
     let router = crate::surface::api::router_with(node.clone(), watched);
     tracker.spawn(tasks::incoming(core.clone(), mesh.clone(), router.clone(), incoming, cancel.clone()));
     let health = tasks::Health {

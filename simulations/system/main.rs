@@ -16,4 +16,5 @@ mod scraped;
 mod seeing;
 mod strangers;
 mod three_peers;
+mod trace;
 mod upgrade;

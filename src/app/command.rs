@@ -10,6 +10,7 @@ use crate::model::config::{Config, ShutdownJobs};
 use crate::model::topology::Topology;
 use crate::runtime::store::StoreError;
 use crate::surface::cli::{UpArgs, state_folder};
+use crate::surface::otlp::Endpoint;
 
 /// Exit codes of `up`, beyond those of every command (docs/reference/cli.md).
 const EXIT_CONFIG: u8 = 2;
@@ -148,6 +149,10 @@ fn settings(args: UpArgs) -> Result<Settings, String> {
     let given_state = args.state.clone().or_else(|| config.state.clone());
     let mut settings = Settings::new(state_folder(given_state.as_deref()));
     take_config(&mut settings, &config, args.config.is_some());
+    let trace = &config.trace;
+    settings.otlp =
+        Endpoint::find(trace.otlp.as_deref(), trace.ca.as_deref(), |name| std::env::var(name).ok())
+            .map_err(|e| format!("starling: {e}\n"))?;
     settings.wish = Wish {
         name: args.name.or_else(|| config.name.clone()),
         join: args.join.as_deref().map(join).transpose()?,

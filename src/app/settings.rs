@@ -111,6 +111,8 @@ pub struct Settings {
     pub slurm: SlurmBackendConfig,
     /// The same where it is Kubernetes.
     pub kubernetes: KubernetesBackendConfig,
+    /// The collector that traces are sent to.
+    pub otlp: Option<crate::surface::otlp::Endpoint>,
     /// Gossip while things change, and when quiet.
     pub gossip: (Duration, Duration),
     /// Suspect and lost.
@@ -177,6 +179,7 @@ impl Settings {
             backend: BackendKind::Local,
             slurm: SlurmBackendConfig::default(),
             kubernetes: KubernetesBackendConfig::default(),
+            otlp: None,
             gossip: (Duration::from_millis(200), Duration::from_secs(1)),
             liveness: Rules::default(),
             certificate_lifetime: Span::secs(30 * 86_400),

@@ -175,6 +175,10 @@ byte_id!(
     /// A W3C trace id, one for a job's whole life.
     TraceId, 16, "trace id", hex, unhex
 );
+byte_id!(
+    /// A W3C span id: one step of a trace.
+    SpanId, 8, "span id", hex, unhex
+);
 
 impl JobId {
     /// The first characters, enough to tell jobs apart on a screen.

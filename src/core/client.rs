@@ -14,10 +14,11 @@ use super::placement;
 use super::placement::groups::GroupPlan;
 use super::propose::{Fresh, OpResult, Task};
 use super::purpose::Purpose;
-use crate::base::{BoundedVec, Home, JobId, PeerName, Span, TraceId, WallTime};
+use crate::base::{BoundedVec, Epoch, Home, JobId, PeerName, Span, TraceId, WallTime};
 use crate::model::record::{Birth, CancelIntent, Change, Checkpoint, MoveIntent, Refused};
 use crate::model::report::Liveness;
 use crate::model::spec::JobSpec;
+use crate::model::trace::{self, SpanNote, TraceParent};
 use crate::model::{JobRecord, JobState};
 
 /// Patience of a user's operation.
@@ -92,7 +93,10 @@ impl Peer {
 
     pub(super) fn on_client(&mut self, token: u64, request: ClientRequest) {
         match request {
-            ClientRequest::Submit { spec, key } => self.submit(token, *spec, key),
+            ClientRequest::Submit { spec, key } => self.submit(token, *spec, key, None, self.now.wall),
+            ClientRequest::SubmitUnder { spec, key, parent, received } => {
+                self.submit(token, *spec, key, parent, received);
+            }
             ClientRequest::Local { filter } => {
                 let jobs = self.acceptor.scan(&filter).into_iter().cloned().collect();
                 self.reply(token, ClientResponse::Jobs(jobs));
@@ -122,7 +126,15 @@ impl Peer {
         }
     }
 
-    fn submit(&mut self, token: u64, spec: JobSpec, key: Option<String>) {
+    fn submit(
+        &mut self,
+        token: u64,
+        spec: JobSpec,
+        key: Option<String>,
+        parent: Option<TraceParent>,
+        received: WallTime,
+    ) {
+        let begun = (received.min(self.now.wall), self.now.wall);
         let hash = spec_hash(&spec);
         if let Some(known) =
             key.as_ref().and_then(|k| self.clients.keys.get(&(spec.tenant.clone(), k.clone())))
@@ -137,7 +149,7 @@ impl Peer {
             // The same record under the same id: whether the first try was chosen or not, this settles it.
             let origin = Origin::Job(record.birth.clone());
             let task = Task::Create(Box::new(Value::job(record)), Fresh::No);
-            return self.propose(origin, task, Purpose::Submit { token, job }, PATIENCE);
+            return self.propose(origin, task, Purpose::Submit { token, job, begun }, PATIENCE);
         }
         if let Err(error) = self.can_take(&spec) {
             return self.reply_error(token, error);
@@ -151,8 +163,10 @@ impl Peer {
         };
         let Ok(homes) = BoundedVec::try_from(homes) else { return };
         let birth = Birth { tenant: spec.tenant.clone(), minter: self.cfg.name.clone(), sequence, homes };
-        let trace = TraceId(self.rng.bytes16());
-        let record = JobRecord::new(birth, spec, trace, self.now.wall);
+        // One id for its whole life, in its record: the caller's, where the submission is part of a trace.
+        let trace = parent.map_or_else(|| TraceId(self.rng.bytes16()), |p| p.trace);
+        let mut record = JobRecord::new(birth, spec, trace, self.now.wall);
+        record.trace_parent = parent.map(|p| p.span);
         if record.children() > 0 && record.child_birth(0).is_none() {
             // This life has given out half a thousand million numbers: the next one begins anew.
             return self.reply_error(token, ClientError::TooMany(self.cfg.jobs_max));
@@ -175,7 +189,7 @@ impl Peer {
         }
         let (job, origin) = (record.id(), Origin::Job(record.birth));
         let task = Task::Create(Box::new(value), fresh);
-        self.propose(origin, task, Purpose::Submit { token, job }, PATIENCE);
+        self.propose(origin, task, Purpose::Submit { token, job, begun }, PATIENCE);
     }
 
     /// A job that fits nowhere ever is refused at once; one that fits nowhere now waits.
@@ -228,16 +242,27 @@ impl Peer {
         self.clients.keys.insert((tenant, key), row);
     }
 
-    pub(super) fn client_submitted(&mut self, token: u64, job: JobId, result: OpResult) {
+    pub(super) fn client_submitted(
+        &mut self,
+        token: u64,
+        job: JobId,
+        begun: (WallTime, WallTime),
+        result: OpResult,
+    ) {
         let response = match result {
             OpResult::Value { value: Value::Job(record), .. } => {
                 let existed = record.version > 1;
                 if !existed {
-                    self.event(
-                        "job.submitted",
-                        Some(job),
-                        format!("{} taken by {}", record.spec.name, self.cfg.name),
-                    );
+                    let (now, none, me) = (self.now.wall, Epoch(0), self.cfg.name.clone());
+                    let homes: Vec<&str> = record.homes().iter().map(|h| h.peer.as_str()).collect();
+                    let spans = vec![
+                        SpanNote::new(trace::SUBMIT, none, begun.0, now).at(&me),
+                        SpanNote::new(trace::COMMIT, none, begun.1, now)
+                            .under(trace::SUBMIT)
+                            .note(format!("new record at {}", homes.join(", "))),
+                    ];
+                    let text = format!("{} taken by {me}", record.spec.name);
+                    self.event_with("job.submitted", Some(job), text, spans);
                 }
                 if let Some(owner) = self.owner_of(&record).filter(|o| *o != self.cfg.name) {
                     self.send(owner, Message::Look { birth: record.birth.clone() }, false);
@@ -370,11 +395,18 @@ impl Peer {
             ClientRequest::Release { by, .. } => Task::Job(Change::Release { by: by.clone() }),
             _ => Task::Read,
         };
-        let purpose = Purpose::Client { token, job, request: Box::new(request) };
+        let purpose = Purpose::Client { token, job, request: Box::new(request), begun: self.now.wall };
         self.propose(Origin::Job(birth), task, purpose, PATIENCE);
     }
 
-    pub(super) fn client_done(&mut self, token: u64, job: JobId, request: ClientRequest, result: OpResult) {
+    pub(super) fn client_done(
+        &mut self,
+        token: u64,
+        job: JobId,
+        request: ClientRequest,
+        begun: WallTime,
+        result: OpResult,
+    ) {
         let (record, refused) = match result {
             OpResult::Value { value: Value::Job(record), refused } => (record, refused),
             OpResult::Timeout { answered, needed } => {
@@ -406,7 +438,12 @@ impl Peer {
                 self.tell_about("job.released", &record);
                 ClientResponse::Job(Box::new((*record).clone()))
             }
-            (ClientRequest::Publish { .. }, None) => ClientResponse::Published,
+            (ClientRequest::Publish { epoch, uri, .. }, None) => {
+                let span = SpanNote::new(trace::CHECKPOINT, epoch, begun, self.now.wall).note(uri.as_str());
+                let text = format!("epoch {epoch} published {uri}");
+                self.event_with("job.checkpoint", Some(job), text, vec![span]);
+                ClientResponse::Published
+            }
             (ClientRequest::Why { .. }, None) => ClientResponse::Why(Box::new(self.why(&record))),
             _ => ClientResponse::Job(Box::new((*record).clone())),
         };
@@ -416,7 +453,8 @@ impl Peer {
     /// The record says it; the executor and the owner are told, so that they need not find out.
     fn tell_about(&mut self, kind: &str, record: &JobRecord) {
         let job = record.id();
-        self.event(kind, Some(job), record.reason.clone());
+        // A cancel may be its end.
+        self.event_with(kind, Some(job), record.reason.clone(), trace::whole(record).into_iter().collect());
         if let Some(placement) = &record.placement {
             self.send(placement.cluster.clone(), Message::Look { birth: record.birth.clone() }, false);
         }

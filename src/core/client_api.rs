@@ -10,6 +10,7 @@ use super::tenants::TenantReport;
 use crate::base::{ContactId, Epoch, Home, JobId, PeerName, Span, WallTime};
 use crate::model::spec::JobSpec;
 use crate::model::tenant::LimitsPatch;
+use crate::model::trace::TraceParent;
 use crate::model::{JobRecord, JobState};
 
 /// What a user may ask of the core. Everything else (logs, metrics) is the surface's.
@@ -21,6 +22,17 @@ pub enum ClientRequest {
         spec: Box<JobSpec>,
         /// The same key gives the same job (kept 24 h at the peer that took it).
         key: Option<String>,
+    },
+    /// The same, as part of the caller's own trace.
+    SubmitUnder {
+        /// The job.
+        spec: Box<JobSpec>,
+        /// See above.
+        key: Option<String>,
+        /// The caller's trace and span; none begins a new trace.
+        parent: Option<TraceParent>,
+        /// When the request came.
+        received: WallTime,
     },
     /// Read one record through the register.
     Get {

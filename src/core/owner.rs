@@ -16,6 +16,7 @@ use super::propose::{OpResult, Task};
 use super::purpose::Purpose;
 use crate::base::{ContactId, Home, Instant, JobId, PeerName, Span};
 use crate::model::record::{Change, ContactChange};
+use crate::model::trace::{self, SpanNote};
 use crate::model::{JobRecord, JobState, Placement};
 use claims::{Laid, Offer, Strikes};
 
@@ -57,6 +58,8 @@ struct Driven {
     /// The one cluster that may send others away for this job, and since when it may.
     token: Option<(PeerName, Instant)>,
     placing: bool,
+    /// Spans of the wait that the placement under way ends.
+    waited: Vec<SpanNote>,
     freeing: bool,
     scheduled: Option<Instant>,
     looked_at: Option<Instant>,
@@ -362,14 +365,19 @@ impl Peer {
     }
 
     pub(super) fn owner_placed(&mut self, job: JobId, result: OpResult) {
+        let mut spans = Vec::new();
         if let Some(driven) = self.owner.jobs.get_mut(&job) {
             driven.placing = false;
+            spans = std::mem::take(&mut driven.waited);
         }
         if let OpResult::Value { value: Value::Job(record), refused } = result {
             if let (Some(placement), None) = (&record.placement, refused) {
                 let cluster = placement.cluster.clone();
                 self.withdraw_all(job, Some(&cluster));
-                self.event("job.placed", Some(job), format!("placed at {cluster} as epoch {}", record.epoch));
+                let commit = SpanNote::new(trace::COMMIT, record.epoch, placement.at, self.now.wall);
+                spans.push(commit.under(trace::ATTEMPT).note("placement"));
+                let text = format!("placed at {cluster} as epoch {}", record.epoch);
+                self.event_with("job.placed", Some(job), text, spans);
                 self.send(cluster, Message::Look { birth: record.birth.clone() }, false);
                 if let Some(driven) = self.owner.jobs.get_mut(&job) {
                     driven.looked_at = Some(self.now.mono);
@@ -557,7 +565,10 @@ impl Peer {
             if let Some(lost) = record.attempts.last().map(|a| a.cluster.clone()) {
                 self.strike(&lost, true);
             }
-            self.event("job.lost_contact", Some(job), record.reason.clone());
+            let mut spans: Vec<SpanNote> =
+                record.attempts.last().map(SpanNote::of_attempt).into_iter().collect();
+            spans.extend(trace::whole(&record));
+            self.event_with("job.lost_contact", Some(job), record.reason.clone(), spans);
         }
         self.drive_soon(job);
     }

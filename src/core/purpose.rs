@@ -4,7 +4,7 @@ use super::api::{AttemptKey, ClientRequest};
 use super::peer::Peer;
 use super::propose::OpResult;
 use super::tenants::TenantPurpose;
-use crate::base::{ContactId, Instant, JobId};
+use crate::base::{ContactId, Instant, JobId, WallTime};
 use crate::model::record::ContactRecord;
 
 /// Where an operation's result goes.
@@ -18,6 +18,8 @@ pub enum Purpose {
         token: u64,
         /// The job.
         job: JobId,
+        /// When the request came, and when it was proposed.
+        begun: (WallTime, WallTime),
     },
     /// A user's read, cancel or publish.
     Client {
@@ -27,6 +29,8 @@ pub enum Purpose {
         job: JobId,
         /// What was asked.
         request: Box<ClientRequest>,
+        /// When it was proposed.
+        begun: WallTime,
     },
     /// The owner places a job.
     Place(JobId),
@@ -106,8 +110,10 @@ impl Peer {
     pub(super) fn op_done(&mut self, purpose: Purpose, result: OpResult) {
         match purpose {
             Purpose::Nothing => {}
-            Purpose::Submit { token, job } => self.client_submitted(token, job, result),
-            Purpose::Client { token, job, request } => self.client_done(token, job, *request, result),
+            Purpose::Submit { token, job, begun } => self.client_submitted(token, job, begun, result),
+            Purpose::Client { token, job, request, begun } => {
+                self.client_done(token, job, *request, begun, result);
+            }
             Purpose::Place(job) => self.owner_placed(job, result),
             Purpose::OwnerRead => self.owner_read(result),
             Purpose::Free(job) => self.owner_freed(job, result),

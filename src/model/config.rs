@@ -98,6 +98,17 @@ pub struct Config {
     pub slurm: SlurmBackendConfig,
     /// The Kubernetes backend.
     pub kubernetes: KubernetesBackendConfig,
+    /// Where traces are sent.
+    pub trace: TraceConfig,
+}
+
+/// Where traces are sent.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TraceConfig {
+    /// An OTLP collector, `http://host:4318` or `https://…`. Default none: as OTEL_EXPORTER_OTLP_ENDPOINT says.
+    pub otlp: Option<String>,
+    /// Certificates (PEM) that an https collector's is signed by. Default none: those that the system trusts.
+    pub ca: Option<PathBuf>,
 }
 
 /// A dataset that this cluster holds.
@@ -343,6 +354,7 @@ impl Default for Config {
             local: LocalBackendConfig { container_runtime: None, cgroups: true },
             slurm: SlurmBackendConfig::default(),
             kubernetes: KubernetesBackendConfig::default(),
+            trace: TraceConfig::default(),
         }
     }
 }

@@ -21,6 +21,7 @@ pub mod spec_input;
 pub mod tenant;
 pub mod timestamp;
 pub mod topology;
+pub mod trace;
 
 pub use policy::{Policies, Term, Weights};
 pub use record::{

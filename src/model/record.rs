@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::array::{ArrayChange, ArrayOf, ArrayState};
 use super::groups::{GroupOf, GroupsChange, GroupsState};
 use super::spec::JobSpec;
-use crate::base::{BoundedVec, ContactId, Epoch, Home, JobId, PeerName, Span, TraceId, WallTime};
+use crate::base::{BoundedVec, ContactId, Epoch, Home, JobId, PeerName, Span, SpanId, TraceId, WallTime};
 
 /// Largest encoded record.
 pub const RECORD_BYTES_MAX: usize = 64 * 1024;
@@ -162,6 +162,28 @@ pub enum Outcome {
     Refused(String),
 }
 
+impl Outcome {
+    /// It ended as somebody meant it to: well, cancelled, or to go on elsewhere.
+    pub fn is_as_meant(&self) -> bool {
+        matches!(self, Self::Exited(0) | Self::Cancelled | Self::Stopped(_) | Self::Refused(_))
+    }
+}
+
+impl std::fmt::Display for Outcome {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Exited(code) => write!(f, "exit {code}"),
+            Self::Signaled(signal) => write!(f, "ended by signal {signal}"),
+            Self::TimedOut => f.write_str("ran into max_runtime"),
+            Self::Cancelled => f.write_str("cancelled"),
+            Self::Stopped(why) => write!(f, "stopped: {why}"),
+            Self::Lost => f.write_str("lost with its cluster"),
+            Self::NotStarted(why) => write!(f, "not started: {why}"),
+            Self::Refused(why) => write!(f, "taken back: {why}"),
+        }
+    }
+}
+
 /// One past or present execution.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttemptSummary {
@@ -250,6 +272,9 @@ pub struct JobRecord {
     pub finished_at: Option<WallTime>,
     /// One trace for its whole life.
     pub trace: TraceId,
+    /// The span of another's trace under which it was submitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace_parent: Option<SpanId>,
     /// One sentence on why it is where it is, for people.
     pub reason: String,
     /// Which home set holds it: 0 is the one of its birth, one more with every move.
@@ -486,6 +511,7 @@ impl JobRecord {
             submitted_at: at,
             finished_at: None,
             trace,
+            trace_parent: None,
             reason,
             generation: 0,
             moved_to: None,

@@ -6,6 +6,7 @@
 mod incidents;
 mod mesh;
 mod tenants;
+mod trace;
 
 use std::collections::BTreeMap;
 
@@ -20,6 +21,7 @@ use crate::model::{JobRecord, JobSpec, JobState, Outcome};
 pub use incidents::*;
 pub use mesh::*;
 pub use tenants::*;
+pub use trace::*;
 
 /// Answer to `POST /v1/jobs`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -543,6 +545,9 @@ pub struct EventDocument {
     pub kind: String,
     /// The job, where it is about one.
     pub job: Option<JobId>,
+    /// Its trace, where the peer knows it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace: Option<String>,
     /// One sentence.
     pub text: String,
     /// When this peer passed it on.

@@ -8,6 +8,7 @@ pub mod fleet;
 pub mod incidents;
 pub mod ledger;
 pub mod measure;
+pub mod otlp;
 pub mod seams;
 pub mod serve;
 pub mod web;

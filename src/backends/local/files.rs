@@ -320,6 +320,13 @@ impl AttemptDir {
     pub fn spec(&self) -> io::Result<GuardSpec> {
         read_json(&self.file("spec.json"))
     }
+    /// The job's trace, for a line of the log: what its program was told.
+    pub fn trace(&self) -> String {
+        let spec = self.spec().ok();
+        let env = spec.iter().flat_map(|s| s.ranks.first()).flat_map(|r| &r.env);
+        let parent = env.into_iter().find(|(name, _)| name == "TRACEPARENT");
+        parent.and_then(|(_, value)| Some(value.split('-').nth(1)?.to_owned())).unwrap_or_default()
+    }
     /// Reads what the attempt follows.
     pub fn binding(&self) -> io::Result<Binding> {
         read_json(&self.file("binding"))

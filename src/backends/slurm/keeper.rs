@@ -258,7 +258,7 @@ impl Keeper {
                 let Some(question) = question.filter(|q| q.key == key) else { continue };
                 let answer = self.answer(key, question.nonce);
                 if let Err(error) = write_json_unsynced(&dir.file("answer.json"), &answer) {
-                    tracing::warn!(%key, %error, "a guard cannot be answered");
+                    tracing::warn!(%key, trace = self.dir(key).trace(), %error, "a guard cannot be answered");
                 }
             }
         }
@@ -310,7 +310,7 @@ impl Keeper {
     fn rebind(&self, key: AttemptKey, binding: Binding) {
         if let Err(error) = self.dir(key).rebind(binding) {
             // It lives by the old one, which is no longer renewed: safe, and it will end.
-            return tracing::warn!(%key, %error, "an attempt could not be bound to a new contact");
+            return tracing::warn!(%key, trace = self.dir(key).trace(), %error, "an attempt could not be bound to a new contact");
         }
         if let Some(live) = open(&self.live).get_mut(&key) {
             live.binding = binding;
@@ -324,7 +324,9 @@ impl Keeper {
         match dir.ended() {
             Ok(Some(ended)) => return self.say_ended(key, ended),
             Ok(None) => {}
-            Err(error) => return tracing::error!(%key, %error, "an attempt's end cannot be read"),
+            Err(error) => {
+                return tracing::error!(%key, trace = self.dir(key).trace(), %error, "an attempt's end cannot be read");
+            }
         }
         if let Some(live) = open(&self.live).get_mut(&key) {
             live.wanted = true;
@@ -337,7 +339,7 @@ impl Keeper {
         }
         if dir.path().exists() {
             // Known to the disk and not to us: it will be looked at when it is adopted.
-            return tracing::warn!(%key, "an attempt's folder is there that was not adopted");
+            return tracing::warn!(%key, trace = self.dir(key).trace(), "an attempt's folder is there that was not adopted");
         }
         open(&self.renewals).entry(start.binding).or_insert(start.renewed_at);
         let kill_wait = *open(&self.kill_wait);
@@ -347,7 +349,9 @@ impl Keeper {
                 open(&self.live).insert(key, live);
                 self.submit(key);
             }
-            Ok(None) => tracing::warn!(%key, "an attempt's name was taken meanwhile"),
+            Ok(None) => {
+                tracing::warn!(%key, trace = self.dir(key).trace(), "an attempt's name was taken meanwhile")
+            }
             Err(why) => self.close_unstarted(key, Outcome::NotStarted(why)),
         }
     }
@@ -392,12 +396,14 @@ impl Keeper {
                 let _ = write_json_unsynced(&dir.file("native.json"), &id);
             }
             Err(SubmitError::Unknown(why)) => {
-                tracing::warn!(%key, "whether Slurm took an attempt is not known, it is looked for: {why}");
+                tracing::warn!(%key, trace = self.dir(key).trace(), "whether Slurm took an attempt is not known, it is looked for: {why}");
             }
             Err(SubmitError::Refused(why)) => match dir.revoke_token() {
                 Ok(true) => self.close_unstarted(key, Outcome::NotStarted(why)),
                 // An earlier submission of the same attempt has begun.
-                _ => tracing::info!(%key, "refused by Slurm, and it runs already: {why}"),
+                _ => {
+                    tracing::info!(%key, trace = self.dir(key).trace(), "refused by Slurm, and it runs already: {why}")
+                }
             },
         }
     }
@@ -406,7 +412,7 @@ impl Keeper {
     fn close_unstarted(&self, key: AttemptKey, outcome: Outcome) {
         let ended = Ended { outcome, started_at: None, at: clock::wall(), output_lost: 0 };
         if let Err(error) = self.dir(key).close_unstarted(&ended) {
-            tracing::warn!(%key, %error, "that an attempt did not start could not be written");
+            tracing::warn!(%key, trace = self.dir(key).trace(), %error, "that an attempt did not start could not be written");
         }
         open(&self.live).remove(&key);
         self.say_ended(key, ended);
@@ -429,7 +435,9 @@ impl Keeper {
         match dir.ended() {
             Ok(Some(ended)) => return self.say_ended(key, ended),
             Ok(None) => {}
-            Err(error) => return tracing::error!(%key, %error, "an attempt's end cannot be read"),
+            Err(error) => {
+                return tracing::error!(%key, trace = self.dir(key).trace(), %error, "an attempt's end cannot be read");
+            }
         }
         if !dir.path().exists() || dir.revoke_token().unwrap_or(false) {
             let native = open(&self.live).get(&key).and_then(Live::number);
@@ -462,7 +470,7 @@ impl Keeper {
             return self.write_end(key, ended);
         }
         if let Err(error) = dir.write_stop(stop) {
-            tracing::error!(%key, %error, "an attempt could not be told to stop by its file");
+            tracing::error!(%key, trace = self.dir(key).trace(), %error, "an attempt could not be told to stop by its file");
         }
         dir.wake();
         self.wake(key);
@@ -473,7 +481,9 @@ impl Keeper {
         match dir.ended() {
             Ok(Some(_)) if dir.forgotten().is_none() => {}
             Ok(_) => return,
-            Err(error) => return tracing::error!(%key, %error, "an attempt's end cannot be read"),
+            Err(error) => {
+                return tracing::error!(%key, trace = self.dir(key).trace(), %error, "an attempt's end cannot be read");
+            }
         }
         let parts = read_json::<Kept>(&dir.file("slurm.json")).map_or(0, |k| k.parts);
         for node in self.node_dirs(key, parts) {
@@ -483,14 +493,14 @@ impl Keeper {
             let _ = fs::remove_file(dir.file(name));
         }
         if let Err(error) = dir.forget() {
-            return tracing::warn!(%key, %error, "an attempt could not be cleaned up");
+            return tracing::warn!(%key, trace = self.dir(key).trace(), %error, "an attempt could not be cleaned up");
         }
         let mut forgotten = open(&self.forgotten);
         forgotten.push_back(key);
         while forgotten.len() > self.config.attempts_kept {
             let Some(oldest) = forgotten.pop_front() else { break };
             if let Err(error) = fs::remove_dir_all(self.dir(oldest).path()) {
-                tracing::warn!(key = %oldest, %error, "an old attempt's folder could not be removed");
+                tracing::warn!(key = %oldest, trace = self.dir(oldest).trace(), %error, "an old attempt's folder could not be removed");
             }
         }
     }
@@ -501,7 +511,7 @@ impl Keeper {
     fn write_end(&self, key: AttemptKey, ended: Ended) {
         if let Err(error) = self.dir(key).write_ended(&ended) {
             // Tried again at the next look.
-            return tracing::error!(%key, %error, "how an attempt ended could not be written");
+            return tracing::error!(%key, trace = self.dir(key).trace(), %error, "how an attempt ended could not be written");
         }
         self.drop_live(key, ended);
     }
@@ -538,7 +548,9 @@ impl Keeper {
         let whole = match self.dir(key).ended() {
             Ok(Some(ended)) => ended,
             Ok(None) => return,
-            Err(error) => return tracing::warn!(%key, %error, "an attempt's end cannot be read"),
+            Err(error) => {
+                return tracing::warn!(%key, trace = self.dir(key).trace(), %error, "an attempt's end cannot be read");
+            }
         };
         if parts == 0 {
             return self.settle(key, whole);
@@ -718,7 +730,7 @@ impl Keeper {
         let mut all = open(&self.live);
         let Some(live) = all.get_mut(&key) else { return };
         if live.fenced.is_none() {
-            tracing::warn!(%key, "{why}: waiting until its guard's time is over");
+            tracing::warn!(%key, trace = self.dir(key).trace(), "{why}: waiting until its guard's time is over");
             live.fenced = Some((clock::now(), why.to_owned()));
         }
         let Some(grace) = live.kept.grace else { return };
@@ -779,7 +791,7 @@ impl Keeper {
         let Some((submits, true)) = known else { return };
         if submits < SUBMITS_MAX {
             // It did not begin, and even if the first one comes to light again, only one of them begins.
-            tracing::warn!(%key, "Slurm lost an attempt that had not begun: submitted again");
+            tracing::warn!(%key, trace = self.dir(key).trace(), "Slurm lost an attempt that had not begun: submitted again");
             return self.submit(key);
         }
         if dir.revoke_token().unwrap_or(false) {

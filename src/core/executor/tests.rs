@@ -24,6 +24,7 @@ fn peer() -> (Peer, AttemptKey, Birth) {
         moving_to: None,
         preempted: None,
         closed: Some(Closed { outcome: Outcome::Exited(0), started_at: Some(at), at }),
+        trail: None,
     };
     let key = AttemptKey { job: birth.id(), epoch: Epoch(1) };
     let mut disk = DiskImage::default();

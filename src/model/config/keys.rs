@@ -37,6 +37,7 @@ pub(super) const TOP: &[Key] = &[
     key("local"),
     key("slurm"),
     key("kubernetes"),
+    key("trace"),
 ];
 pub(super) const API: &[Key] = &[key("listen"), key("unix")];
 pub(super) const NODES: &[Key] = &[
@@ -153,6 +154,7 @@ pub(super) const KUBERNETES: &[Key] = &[
     key("guard_listen"),
     key("guard_host"),
 ];
+pub(super) const TRACE: &[Key] = &[key("otlp"), key("ca")];
 
 /// Every table with its path; the empty path is the document.
 pub const SECTIONS: &[(&str, &[Key])] = &[
@@ -174,6 +176,7 @@ pub const SECTIONS: &[(&str, &[Key])] = &[
     ("local", LOCAL),
     ("slurm", SLURM),
     ("kubernetes", KUBERNETES),
+    ("trace", TRACE),
 ];
 
 /// What people may write by habit, and what to write here.

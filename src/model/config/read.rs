@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use super::keys::{API, CERTIFICATE, FAMILIAR, LIMITS, LOCAL, NODES, SHUTDOWN, SLURM, TIMING, TOP};
+use super::keys::{API, CERTIFICATE, FAMILIAR, LIMITS, LOCAL, NODES, SHUTDOWN, SLURM, TIMING, TOP, TRACE};
 use super::{
     BackendKind, Config, ConfigMistake, DOCUMENT_BYTES_MAX, GpuSets, ShutdownJobs, SlurmBackendConfig,
     alerts, schedule,
@@ -272,6 +272,19 @@ fn tables(config: &mut Config, fields: &mut Fields, m: &mut Mistakes) {
     }
     if let Some(t) = table(fields, "kubernetes", m) {
         super::kubernetes::read(&mut config.kubernetes, t, m);
+    }
+    if let Some(mut t) = table(fields, "trace", m) {
+        let collector = |t: &str| {
+            let rest = t.strip_prefix("http://").or_else(|| t.strip_prefix("https://"));
+            let good = rest
+                .is_some_and(|r| !r.is_empty() && r.len() <= 500 && r.bytes().all(|b| b.is_ascii_graphic()));
+            good.then(|| t.to_owned())
+        };
+        let want =
+            "must be http://HOST:PORT or https://HOST:PORT of an OTLP collector, such as http://otel:4318";
+        config.trace.otlp = t.take("otlp", m).and_then(|f| f.read(m, want, collector));
+        config.trace.ca = t.take("ca", m).and_then(|f| path(f, m));
+        t.finish(m, TRACE, &[("endpoint", "write otlp")]);
     }
 }
 

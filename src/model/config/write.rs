@@ -127,6 +127,13 @@ pub(super) fn write(c: &Config) -> String {
         ),
         ("slurm", Some(Value::Table(slurm(c)))),
         ("kubernetes", Some(Value::Table(super::kubernetes::write(&c.kubernetes)))),
+        (
+            "trace",
+            Some(Value::Table(table([
+                ("otlp", c.trace.otlp.as_ref().map(text)),
+                ("ca", c.trace.ca.as_ref().map(path)),
+            ]))),
+        ),
     ]);
     toml::to_string(&top).expect("tables of text, numbers, booleans and lists always serialize")
 }

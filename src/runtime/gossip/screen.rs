@@ -300,7 +300,13 @@ impl Screen {
         self.silence_dead(digest, list, own, held);
     }
 
-    fn silence_dead(&self, digest: &mut Vec<DigestEntry>, list: &MemberList, own: &ChitchatId, held: &Held<'_>) {
+    fn silence_dead(
+        &self,
+        digest: &mut Vec<DigestEntry>,
+        list: &MemberList,
+        own: &ChitchatId,
+        held: &Held<'_>,
+    ) {
         for (id, &version) in held.iter().filter(|(id, _)| **id != own) {
             let member = list.named(&id.node_id);
             let alive = member.is_some_and(|m| self.generation(&m.name) <= id.generation_id);

@@ -65,8 +65,9 @@ impl Mesh {
         envelope: &Envelope,
     ) -> (Envelope, Vec<Heard>) {
         let from = peer(from);
-        let (bytes, news) =
-            screen.clean(Some(&from), &envelope.write(), &self.list, &id("a", 1), &lent(held)).expect("a message");
+        let (bytes, news) = screen
+            .clean(Some(&from), &envelope.write(), &self.list, &id("a", 1), &lent(held))
+            .expect("a message");
         (Envelope::read(&bytes).expect("what was written"), news)
     }
 }
@@ -125,7 +126,9 @@ fn what_makes_chitchat_panic_or_hang_does_not_reach_it() {
         assert_eq!((deltas(clean).len(), news.len()), (0, 0));
     }
     let collected = NodeDelta { gc: 7, ..delta(id("b", 1), vec![signed("build", 1, BUILD)]) };
-    assert!(deltas(mesh.clean(&mut screen, "b", &Owned::new(), &Envelope::Ack(vec![collected])).0).is_empty());
+    assert!(
+        deltas(mesh.clean(&mut screen, "b", &Owned::new(), &Envelope::Ack(vec![collected])).0).is_empty()
+    );
     assert!(screen.clean(None, b"garbage", &mesh.list, &id("a", 1), &Held::new()).is_none());
     assert_eq!((screen.dropped.forged, screen.dropped.messages), (6, 1));
 }

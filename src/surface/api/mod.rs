@@ -21,6 +21,7 @@ mod proxy;
 pub(crate) mod resolve;
 mod routes;
 mod tenants;
+pub(crate) mod trace;
 
 #[cfg(test)]
 mod tests;
@@ -46,13 +47,14 @@ pub(crate) struct Api {
     pub memory: Arc<crate::surface::web::Memory>,
     pub measures: Arc<std::sync::Mutex<crate::surface::measure::Measures>>,
     pub desk: Arc<crate::surface::incidents::Desk>,
+    pub exported: Arc<crate::surface::otlp::Counters>,
 }
 
 impl Api {
     /// Of a peer and what is gathered beside its API.
     pub fn new(handle: Arc<dyn PeerHandle>, watched: Watched) -> Self {
-        let Watched { memory, measures, desk } = watched;
-        Self { handle, limits: Arc::default(), memory, measures, desk }
+        let Watched { memory, measures, desk, exported } = watched;
+        Self { handle, limits: Arc::default(), memory, measures, desk, exported }
     }
 
     /// Asks the core; its errors become the API's.

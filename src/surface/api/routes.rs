@@ -8,7 +8,7 @@ use axum::routing::{MethodRouter, delete, get, post, put};
 
 use super::{
     Api, ApiError, doctor, events, history, incidents, jobs, limits, local, logs, mesh, metrics, openapi,
-    operator, tenants,
+    operator, tenants, trace,
 };
 use crate::runtime::PeerHandle;
 use crate::surface::web::{self, Memory};
@@ -72,6 +72,7 @@ pub(crate) const ROUTES: &[Route] = &[
     route!("POST" "/v1/jobs" "Submit a job, or with dry_run explain where it could run" &[("dry_run", "boolean", "explain only; nothing is stored")], JSON, post(jobs::submit)),
     route!("GET" "/v1/jobs" "Jobs of the whole mesh, newest first; says who did not answer" LIST, JSON, get(jobs::list)),
     route!("GET" "/v1/jobs/{id}" "One job, by id or the start of it (4 characters or more)" &[], JSON, get(jobs::get)),
+    route!("GET" "/v1/jobs/{id}/trace" "Its trace as one tree: what the record says, and what the peers that answer noted" &[], JSON, get(trace::get)),
     route!("GET" "/v1/jobs/{id}/why" "Each cluster with the reasons for or against it" &[], JSON, get(jobs::why)),
     route!("GET" "/v1/jobs/{id}/logs" "Logs of an attempt, from the cluster that has them" LOGS, "text/plain", get(logs::logs)),
     route!("GET" "/v1/jobs/{id}/wait" "Answers when the job has ended or the time is up" &[("timeout", "string", "such as 30s; at most 10m, default 1m")], JSON, get(jobs::wait)),
@@ -131,6 +132,8 @@ pub struct Watched {
     pub measures: Arc<std::sync::Mutex<crate::surface::measure::Measures>>,
     /// Incidents.
     pub desk: Arc<crate::surface::incidents::Desk>,
+    /// What became of the spans that a collector gets.
+    pub exported: Arc<crate::surface::otlp::Counters>,
 }
 
 /// The same with what is gathered beside it.

@@ -77,8 +77,14 @@ pub enum Command {
     Move(MoveArgs),
     /// Wait until jobs have ended
     Wait(WaitArgs),
+    /// Show one job, live, until it has ended; exit codes as `wait`
+    Watch(WatchArgs),
     /// Explain why a job is where it is, cluster by cluster
     Why(IdArg),
+    /// Draw a job's trace: every wait, attempt and move over all peers, on one time line
+    Trace(TraceArgs),
+    /// Show clusters, jobs and links, live, in the terminal
+    Top(TopArgs),
     /// List clusters, or show one
     Clusters(ClustersArgs),
     /// Show RTT, loss and bandwidth between clusters
@@ -324,6 +330,54 @@ pub struct JobsArgs {
 pub struct IdArg {
     /// Job id, or its first 4 or more characters
     pub id: String,
+}
+
+/// `starling top`.
+#[derive(Debug, Clone, Args)]
+pub struct TopArgs {
+    /// What to show first
+    #[arg(long, value_enum, default_value = "clusters")]
+    pub view: TopView,
+    /// Ask again this often at least; an event makes it ask sooner
+    #[arg(long, value_name = "TIME", default_value = "2s")]
+    pub every: Span,
+    /// Print one frame as text, with every row, and end
+    #[arg(long)]
+    pub once: bool,
+}
+
+/// What `top` shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum TopView {
+    /// Clusters.
+    Clusters,
+    /// Jobs, the newest 500.
+    Jobs,
+    /// Links.
+    Links,
+}
+
+/// `starling watch`.
+#[derive(Debug, Clone, Args)]
+pub struct WatchArgs {
+    /// Job id, or its first 4 or more characters
+    pub id: String,
+    /// Log lines shown
+    #[arg(long, default_value_t = 10, value_name = "N")]
+    pub lines: usize,
+    /// Stop watching after this long (exit code 6)
+    #[arg(long, value_name = "TIME")]
+    pub timeout: Option<Span>,
+}
+
+/// `starling trace`.
+#[derive(Debug, Clone, Args)]
+pub struct TraceArgs {
+    /// Job id, or its first 4 or more characters
+    pub id: String,
+    /// Also list what the peers wrote down, oldest first
+    #[arg(long)]
+    pub events: bool,
 }
 
 /// `starling job`.

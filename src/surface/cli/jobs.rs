@@ -129,14 +129,19 @@ fn job_text(asking: &Asking, job: &JobDocument) -> String {
     let mut text: String =
         rows.iter().map(|(k, v)| format!("{} {}\n", style.dim(&format!("{k:<11}")), v.trim_end())).collect();
     if !job.attempts.is_empty() {
-        let mut table = Table::new(style, &["EPOCH", "CLUSTER", "STARTED", "RAN", "OUTCOME"]);
-        for attempt in &job.attempts {
-            table.row(attempt_row(attempt, now));
-        }
         text.push('\n');
-        text.push_str(&table.render());
+        text.push_str(&attempts_table(style, &job.attempts, now));
     }
     text
+}
+
+/// Attempts, a line each.
+pub fn attempts_table(style: super::output::Style, attempts: &[AttemptDocument], now: u64) -> String {
+    let mut table = Table::new(style, &["EPOCH", "CLUSTER", "STARTED", "RAN", "OUTCOME"]);
+    for attempt in attempts {
+        table.row(attempt_row(attempt, now));
+    }
+    table.render()
 }
 
 fn attempt_row(a: &AttemptDocument, now: u64) -> [String; 5] {

@@ -15,6 +15,9 @@ mod sbatch;
 mod slurm;
 mod submit;
 mod tenants;
+mod top;
+mod trace;
+mod watch;
 
 #[cfg(test)]
 mod tests;
@@ -160,6 +163,9 @@ pub(crate) async fn perform(asking: &Asking, command: Command) -> CommandResult 
         Command::Cancel(args) => jobs::cancel(asking, &args.id).await,
         Command::Wait(args) => jobs::wait(asking, args).await,
         Command::Why(args) => jobs::why(asking, &args.id).await,
+        Command::Top(args) => top::top(asking, args).await,
+        Command::Watch(args) => watch::watch(asking, args).await,
+        Command::Trace(args) => trace::trace(asking, args).await,
         Command::Clusters(args) => mesh::clusters(asking, args).await,
         Command::Links => mesh::links(asking).await,
         Command::View(_) => mesh::view(asking).await,

@@ -16,6 +16,7 @@ mod live;
 mod memory;
 mod overview;
 mod ring;
+pub(crate) mod waterfall;
 
 #[cfg(test)]
 mod tests;
