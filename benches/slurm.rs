@@ -36,9 +36,21 @@ fn wall_ms() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs_f64() * 1e3
 }
 
-fn median(values: &mut [f64]) -> f64 {
+/// The value below which this share lies, of sorted ones.
+fn quantile(values: &[f64], share: f64) -> f64 {
+    values[((values.len() - 1) as f64 * share).round() as usize]
+}
+
+/// Median, and the quarters beside it.
+fn quarters(values: &mut [f64]) -> [f64; 3] {
     values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+    [0.5, 0.25, 0.75].map(|share| quantile(values, share))
+}
+
+/// The load averages of 1, 5 and 15 minutes.
+fn load() -> String {
+    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split_whitespace().take(3).collect::<Vec<_>>().join(" ")
 }
 
 fn lines(file: &Path) -> usize {
@@ -129,8 +141,9 @@ fn main() {
         submit(&alpha.state, &spec);
         ours.push(start_of(&file, asked));
     }
-    let (plain, ours) = (median(&mut plain), median(&mut ours));
-    let overhead = ours / plain - 1.0;
+    let load_of_starts = load();
+    let (plain, ours) = (quarters(&mut plain), quarters(&mut ours));
+    let overhead = ours[0] / plain[0] - 1.0;
 
     // Reads with nothing to do, and with many jobs.
     let few = reads(&bin, 5);
@@ -161,20 +174,25 @@ fn main() {
 
     if std::env::args().any(|a| a == "--json") {
         let out = serde_json::json!({
-            "start_ms": { "sbatch": plain, "starling": ours, "overhead": overhead },
+            "start_ms": { "count": starts, "sbatch": plain, "starling": ours, "overhead": overhead, "load": load_of_starts },
             "throughput": { "jobs": jobs, "seconds_each": seconds, "one_by_sbatch_s": one, "two_by_starling_s": two, "ratio": one / two },
             "reads_per_s": { "idle": few, "busy": many },
+            "load": load(),
         });
         println!("{out}");
         return;
     }
+    let shown = |[median, low, high]: [f64; 3]| format!("{median:.0} ms ({low:.0} to {high:.0})");
     println!(
-        "submit to start, median of {starts}: sbatch {plain:.0} ms, starling {ours:.0} ms, overhead {:.0} %",
+        "submit to start, median of {starts} and quarters: sbatch {}, starling {}, overhead {:.0} % (goal at most 10); load {load_of_starts}",
+        shown(plain),
+        shown(ours),
         overhead * 100.0
     );
     println!(
-        "{jobs} jobs of {seconds} s: one cluster by sbatch {one:.1} s, two by starling {two:.1} s, {:.2} x",
-        one / two
+        "{jobs} jobs of {seconds} s: one cluster by sbatch {one:.1} s, two by starling {two:.1} s, {:.2} x (goal 1.7); load {}",
+        one / two,
+        load()
     );
     println!("reads of Slurm per second: idle {few:.2}, with {jobs} jobs {many:.2}");
 }

@@ -1,6 +1,7 @@
 //! Record commits (one compare-and-swap of a job's record, by the peer that made the last one) and durable submits: 3 peers, every answer after fsync at a majority of the job's homes;
 //! beside puts into three nodes of Debian's `etcd` (a record's size, fsync at a majority as well) and the raw
-//! group commit of one store with 8 and with 64 writers on the same disk, in turn in the same run.
+//! group commit of one store with 8 and with 64 writers on the same disk, in turn in the same run. With --sbatch also
+//! beside held submissions to Debian's Slurm: `sbatch --hold`, and slurmrestd on connections that stay open.
 //!
 //! One job holds all GPUs of each cluster, so that the others queue: what is measured is taking jobs, not
 //! running them.
@@ -9,6 +10,14 @@
 mod common;
 #[path = "common/etcd.rs"]
 mod etcd;
+#[allow(dead_code, reason = "shared with the tests, which use more of it")]
+#[path = "../simulations/system/harness.rs"]
+mod harness;
+#[path = "common/held.rs"]
+mod held;
+#[allow(dead_code, reason = "shared with the tests, which use more of it")]
+#[path = "../simulations/slurm/sandbox.rs"]
+mod sandbox;
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -19,6 +28,7 @@ use bytes::Bytes;
 use common::fleet::{Fleet, folder, post, text};
 use common::{Args, Sample, bar, cores, load, print, table};
 use etcd::Etcd;
+use held::Held;
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
@@ -28,6 +38,7 @@ use starling::runtime::store::Store;
 const HELP: &str = "submit: rate and latency of durable submits at 3 peers
   --connections 8,64  kept open, spread over the peers
   --no-etcd         without etcd
+  --sbatch          beside a Slurm cluster that this makes; needs root and Slurm's packages
   --seconds 8       length of each load
   --rounds 3        of each load, in turn
   --json            one JSON document";
@@ -41,7 +52,7 @@ const SPEC: &str =
     r#"{"name":"bench","run":"true","resources":{"gpus":1,"gpu":"A100-80G","cpus":1,"memory":"1GiB"}}"#;
 
 fn main() -> ExitCode {
-    let args = Args::read(HELP, &["--connections", "--no-etcd", "--seconds", "--rounds", "--json"]);
+    let args = Args::read(HELP, &["--connections", "--no-etcd", "--sbatch", "--seconds", "--rounds", "--json"]);
     common::run(Duration::from_secs(580), bench(args))
 }
 
@@ -75,6 +86,16 @@ async fn bench(args: Args) -> anyhow::Result<()> {
     if let Err(why) = &etcd {
         eprintln!("NO COMPARISON WITH ETCD: {why:#}");
     }
+    // Its start waits; nothing else runs yet.
+    let slurm = if args.has("--sbatch") { Some(tokio::task::block_in_place(Held::start)?) } else { None };
+    let mut held: Vec<(usize, Load)> = Vec::new();
+    if slurm.is_some() {
+        held.extend(connections.iter().map(|n| (*n, Load::new(format!("sbatch --hold, {n} clients")))));
+    }
+    let mut rest: Vec<(usize, Load)> = Vec::new();
+    if slurm.as_ref().is_some_and(Held::has_rest) {
+        rest.extend(connections.iter().map(|n| (*n, Load::new(format!("slurmrestd, held, {n} connections")))));
+    }
     let disk = folder()?;
     let path = disk.path().to_owned();
     let (store, _) = tokio::task::spawn_blocking(move || Store::open(&path)).await??;
@@ -92,7 +113,7 @@ async fn bench(args: Args) -> anyhow::Result<()> {
         .map(|n| (*n, Load::new(format!("etcd put, {PEERS} nodes, {n} connections"))))
         .collect();
     let mut raw = [8, 64].map(|writers| (writers, Load::new(format!("raw store, {writers} writers"))));
-    let progress = bar(rounds * (2 + 2 * submit.len() + puts.len()) as u64, "loads in turn");
+    let progress = bar(rounds * (2 + 2 * submit.len() + puts.len() + held.len() + rest.len()) as u64, "loads in turn");
     for round in 0..rounds {
         for (writers, load) in &mut raw {
             commits(&store, *writers, round, span, load).await?;
@@ -118,12 +139,23 @@ async fn bench(args: Args) -> anyhow::Result<()> {
             }
             progress.inc(1);
         }
+        if let Some(slurm) = &slurm {
+            for (n, load) in &mut held {
+                slurm.sbatch(*n, span, load).await?;
+                progress.inc(1);
+            }
+            for (n, load) in &mut rest {
+                slurm.rest(*n, span, load).await?;
+                progress.inc(1);
+            }
+        }
     }
     progress.finish_and_clear();
     for id in holders.into_iter().chain(running) {
         post(&fleet.peers[0].client, &format!("/v1/jobs/{id}/cancel"), None).await?;
     }
-    let all: Vec<&Load> = swaps.iter().chain(&submit).chain(&puts).chain(&raw).map(|(_, l)| l).collect();
+    let all: Vec<&Load> =
+        swaps.iter().chain(&submit).chain(&puts).chain(&held).chain(&rest).chain(&raw).map(|(_, l)| l).collect();
     let rows: Vec<Vec<String>> = all
         .iter()
         .map(|l| {
@@ -143,6 +175,13 @@ async fn bench(args: Args) -> anyhow::Result<()> {
     let ratios: Vec<Value> = swaps.iter().zip(&puts).map(|(a, b)| beside("record commit", a, b)).collect();
     let submits: Vec<Value> = submit.iter().zip(&puts).map(|(a, b)| beside("submit", a, b)).collect();
     let ratios: Vec<Value> = ratios.into_iter().chain(submits).collect();
+    let over = |what: &str, theirs: &[(usize, Load)]| -> Vec<Value> {
+        let pairs = submit.iter().zip(theirs);
+        pairs
+            .map(|((n, a), (_, b))| json!({ "beside": what, "connections": n, "rate": a.rate() / b.rate() }))
+            .collect()
+    };
+    let against_slurm: Vec<Value> = over("sbatch --hold", &held).into_iter().chain(over("slurmrestd", &rest)).collect();
     let version = etcd.as_ref().map(|e| e.version.clone()).ok();
     let head = ["load", "per second", "p50 ms", "p99 ms"];
     let against: Vec<String> = ratios
@@ -159,14 +198,26 @@ async fn bench(args: Args) -> anyhow::Result<()> {
         })
         .collect();
     let against = if against.is_empty() { "NO ETCD, NO COMPARISON".to_owned() } else { against.join("\n") };
-    let shown = format!("{}\n{against}\nload average {} on {} cores", table(&head, &rows), load(), cores());
+    let slurms: String = against_slurm
+        .iter()
+        .map(|r| {
+            format!(
+                "submit, {} connections: {:.1} x the rate of {} (goal 20)\n",
+                r["connections"],
+                r["rate"].as_f64().unwrap_or(f64::NAN),
+                r["beside"].as_str().unwrap_or_default()
+            )
+        })
+        .collect();
+    let shown = format!("{}\n{against}\n{slurms}load average {} on {} cores", table(&head, &rows), load(), cores());
     let loads: Vec<_> = all
         .iter()
         .map(|l| json!({ "name": l.name, "per_second": l.rate(), "p50_ms": l.latency_ms.median(), "p99_ms": l.latency_ms.quantile(0.99), "count": l.latency_ms.len() }))
         .collect();
     print(
         &args,
-        &json!({ "bench": "submit", "loads": loads, "etcd": version, "against_etcd": ratios, "load": load(), "cores": cores() }),
+        &json!({ "bench": "submit", "loads": loads, "etcd": version, "against_etcd": ratios, "slurm": slurm.as_ref().map(|s| s.version.clone()),
+                "against_slurm": against_slurm, "load": load(), "cores": cores() }),
         &shown,
     );
     Ok(())

@@ -1,6 +1,9 @@
 //! What no compiler checks: imports go one way, files say what they are and stay small, bincode stays in
 //! the codec, and nothing outside the tests unwraps.
 
+#[path = "deploy.rs"]
+mod deploy;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 

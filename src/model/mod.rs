@@ -3,6 +3,7 @@
 
 pub mod alert;
 pub mod array;
+pub mod brought;
 pub mod config;
 pub mod gpu;
 pub mod groups;

@@ -148,11 +148,17 @@ pub(super) const FAMILIAR_JOB: &[Familiar] = &[
     ("max_price", "write placement: {price_max: …}"),
     ("grace", "write on_lost_contact: {grace: 2m}"),
     ("type", "remove it: every document is one job"),
-    ("kind", "this is no Kubernetes manifest: see docs/reference/spec.md"),
-    ("apiversion", "this is no Kubernetes manifest: see docs/reference/spec.md"),
-    ("apiVersion", "this is no Kubernetes manifest: see docs/reference/spec.md"),
-    ("metadata", "this is no Kubernetes manifest: write name"),
-    ("spec", "this is no Kubernetes manifest: see docs/reference/spec.md"),
+    ("kind", "Kubernetes Jobs are read by `starling submit`, not by the API: see docs/reference/bring.md"),
+    (
+        "apiversion",
+        "Kubernetes Jobs are read by `starling submit`, not by the API: see docs/reference/bring.md",
+    ),
+    (
+        "apiVersion",
+        "Kubernetes Jobs are read by `starling submit`, not by the API: see docs/reference/bring.md",
+    ),
+    ("metadata", "Kubernetes Jobs are read by `starling submit`, not by the API; here write name"),
+    ("spec", "Kubernetes Jobs are read by `starling submit`, not by the API: see docs/reference/bring.md"),
 ];
 pub(super) const FAMILIAR_RESOURCES: &[Familiar] = &[
     ("accelerators", "write gpus: \"A100-80G:8\""),

@@ -35,6 +35,9 @@ pub enum Failure {
     /// A mistake of the caller.
     #[error("{0}")]
     Usage(String, String),
+    /// Several mistakes of the caller: in short, what to do, and each of them.
+    #[error("{0}")]
+    Lines(String, String, Vec<String>),
     /// This machine.
     #[error("{0}")]
     Io(String),
@@ -49,7 +52,7 @@ impl Failure {
     /// The exit code.
     pub fn code(&self) -> u8 {
         match self {
-            Self::Usage(..) | Self::Client(ClientFailure::Setup(_)) => USAGE,
+            Self::Usage(..) | Self::Lines(..) | Self::Client(ClientFailure::Setup(_)) => USAGE,
             Self::Io(_) | Self::Client(ClientFailure::Protocol(..)) => FAULT,
             Self::Client(ClientFailure::Unreachable(..)) => UNREACHABLE,
             Self::Client(ClientFailure::Broken(..)) => UNKNOWN,
@@ -72,10 +75,11 @@ impl Failure {
                 ("protocol", "is this a Starling peer of a like version? see `starling peer`".to_owned())
             }
             Self::Client(ClientFailure::Setup(_)) => ("usage", "see `starling --help`".to_owned()),
-            Self::Usage(_, hint) => ("usage", hint.clone()),
+            Self::Usage(_, hint) | Self::Lines(_, hint, _) => ("usage", hint.clone()),
             Self::Io(_) => ("io", "see the message".to_owned()),
         };
-        let error = ErrorBody { code: code.into(), message: self.to_string(), hint, details: Vec::new() };
+        let details = if let Self::Lines(_, _, lines) = self { lines.clone() } else { Vec::new() };
+        let error = ErrorBody { code: code.into(), message: self.to_string(), hint, details };
         ErrorDocument { error }
     }
 }

@@ -8,7 +8,9 @@ use axum::http::Method;
 use serde_json::{Map, Value, json};
 
 use super::args::{LogsArgs, RunArgs, SubmitArgs, WaitArgs};
-use super::{Asking, CommandResult, Failure, Reply, exit, jobs, logs, sbatch};
+use super::{Asking, CommandResult, Failure, Reply, exit, jobs, logs, plain, sbatch};
+use crate::model::brought;
+use crate::model::input::Mistake;
 use crate::model::spec::limits::DOCUMENT_BYTES_MAX;
 use crate::surface::documents::{SubmitDocument, WhyDocument};
 
@@ -25,10 +27,7 @@ struct After {
 
 /// `starling submit FILE`
 pub async fn submit(asking: &Asking, args: SubmitArgs) -> CommandResult {
-    let mut document = read(&args.file)?;
-    if sbatch::is_script(&document) {
-        document = converted(&args.file, &document)?;
-    }
+    let document = converted(&args.file, read(&args.file)?)?;
     let after = After { key: args.key, dry_run: args.dry_run, wait: args.wait, follow: args.follow };
     send(asking, document, after).await
 }
@@ -40,30 +39,35 @@ pub async fn run(asking: &Asking, args: RunArgs) -> CommandResult {
     send(asking, document, after).await
 }
 
-/// An sbatch file as a job document. What is carried over in another way, or not at all, is said on standard error.
-fn converted(file: &Path, script: &[u8]) -> Result<Vec<u8>, Failure> {
-    let text = std::str::from_utf8(script)
-        .map_err(|e| Failure::usage(format!("{}: {e}", file.display()), "scripts are UTF-8"))?;
+/// An sbatch file, a Kubernetes Job or a SkyPilot task as a job document; a job document as it is. What is carried over
+/// in another way, or not at all, is said on standard error.
+fn converted(file: &Path, text: Vec<u8>) -> Result<Vec<u8>, Failure> {
     let folder = std::env::current_dir().map_err(|e| Failure::Io(e.to_string()))?;
-    match sbatch::convert(text, &folder) {
-        Ok(made) => {
-            for note in &made.notes {
-                eprintln!("starling: {}: {note}", file.display());
-            }
-            Ok(made.document.to_string().into_bytes())
+    let lines = |list: &[Mistake]| list.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let (document, notes, wrong) = if sbatch::is_script(&text) {
+        let text = std::str::from_utf8(&text)
+            .map_err(|e| Failure::usage(format!("{}: {e}", file.display()), "scripts are UTF-8"))?;
+        match sbatch::convert(text, &folder) {
+            Ok(made) => (made.document, made.notes, Vec::new()),
+            Err(wrong) => (Value::Null, Vec::new(), wrong),
         }
-        Err(wrong) => {
-            for line in &wrong {
-                eprintln!("starling: {}: {line}", file.display());
-            }
-            let text = format!(
-                "{}: {} line(s) cannot be carried over; nothing was submitted",
-                file.display(),
-                wrong.len()
-            );
-            Err(Failure::usage(text, "take them out, or write a job file: docs/reference/spec.md"))
+    } else {
+        match brought::bring(&text, &folder.display().to_string()) {
+            None => return Ok(text),
+            Some(Ok(made)) => (made.document, lines(&made.notes), Vec::new()),
+            Some(Err(refused)) => (Value::Null, lines(&refused.notes), lines(&refused.lines)),
         }
+    };
+    for note in &notes {
+        eprintln!("starling: {}: {}", file.display(), plain(note));
     }
+    if wrong.is_empty() {
+        return Ok(document.to_string().into_bytes());
+    }
+    let text =
+        format!("{}: {} line(s) cannot be carried over; nothing was submitted", file.display(), wrong.len());
+    let hint = "take them out, or write a job file: docs/reference/spec.md, docs/reference/bring.md";
+    Err(Failure::Lines(text, hint.into(), wrong))
 }
 
 fn read(file: &Path) -> Result<Vec<u8>, Failure> {

@@ -1,0 +1,146 @@
+//! Held submissions to a Slurm cluster of this machine: `sbatch --hold`, a process each as its users have it, and
+//! slurmrestd on connections that stay open. Held, so that taking a job is measured and not running it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use axum::http::{Request, header};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+
+use crate::Load;
+use crate::common::Sample;
+use crate::common::fleet::Proc;
+use crate::sandbox::{Cluster, Munge, installed};
+
+/// One cluster of two nodes, and slurmrestd where it is installed.
+pub struct Held {
+    pub cluster: Cluster,
+    /// As it says it itself.
+    pub version: String,
+    rest: Option<(Proc, PathBuf, &'static str)>,
+    _munge: Munge,
+    _dir: tempfile::TempDir,
+}
+
+impl Held {
+    /// Starts it; the error says what is missing.
+    pub fn start() -> anyhow::Result<Self> {
+        installed().map_err(anyhow::Error::msg)?;
+        let dir = tempfile::Builder::new().prefix("starling-held.").tempdir()?;
+        let munge = Munge::start(dir.path());
+        // Held jobs stay; the default would refuse the 10,000th.
+        let cluster = Cluster::start(dir.path(), &munge, "held", 2, "MaxJobCount=500000");
+        let version = Command::new("slurmctld").arg("-V").output()?;
+        let version = String::from_utf8_lossy(&version.stdout).trim().to_owned();
+        let rest = Path::new("/usr/sbin/slurmrestd").exists().then(|| restd(&cluster, &version)).transpose()?;
+        Ok(Self { cluster, version, rest, _munge: munge, _dir: dir })
+    }
+
+    /// True where slurmrestd is there.
+    pub fn has_rest(&self) -> bool {
+        self.rest.is_some()
+    }
+
+    /// Clients that each run one `sbatch`, wait for it, and run the next.
+    pub async fn sbatch(&self, clients: usize, span: Duration, load: &mut Load) -> anyhow::Result<()> {
+        let begun = Instant::now();
+        let conf = self.cluster.conf();
+        let tasks = (0..clients).map(|_| {
+            let conf = conf.clone();
+            async move {
+                let mut sample = Sample::default();
+                while begun.elapsed() < span {
+                    let at = Instant::now();
+                    let mut command = tokio::process::Command::new("sbatch");
+                    command.args(["--hold", "--parsable", "-o", "/dev/null", "--wrap", "true"]);
+                    command.env("SLURM_CONF", &conf).stdin(Stdio::null()).kill_on_drop(true);
+                    let out = command.output().await?;
+                    if !out.status.success() {
+                        bail!("sbatch: {}", String::from_utf8_lossy(&out.stderr));
+                    }
+                    sample.add(at.elapsed().as_secs_f64() * 1e3);
+                }
+                Ok::<_, anyhow::Error>(sample)
+            }
+        });
+        for sample in futures::future::join_all(tasks).await {
+            load.latency_ms.extend(&sample?);
+        }
+        load.seconds += begun.elapsed().as_secs_f64();
+        Ok(())
+    }
+
+    /// Connections that each submit one held job, wait for the answer, and submit the next.
+    pub async fn rest(&self, connections: usize, span: Duration, load: &mut Load) -> anyhow::Result<()> {
+        let (_, socket, api) = self.rest.as_ref().context("no slurmrestd")?;
+        let environment = if *api == "v0.0.38" { json!({ "PATH": "/bin" }) } else { json!(["PATH=/bin"]) };
+        let job = json!({
+            "script": "#!/bin/sh\ntrue\n",
+            "job": {
+                "name": "held", "hold": true, "current_working_directory": "/tmp", "standard_output": "/dev/null",
+                "environment": environment,
+            },
+        });
+        let body = Bytes::from(job.to_string());
+        let mut open = Vec::new();
+        for _ in 0..connections {
+            let stream = tokio::net::UnixStream::connect(socket).await?;
+            let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+            tokio::spawn(connection);
+            open.push(sender);
+        }
+        let begun = Instant::now();
+        let tasks = open.into_iter().map(|mut sender| {
+            let body = body.clone();
+            async move {
+                let mut sample = Sample::default();
+                while begun.elapsed() < span {
+                    let request = Request::post(format!("/slurm/{api}/job/submit"))
+                        .header(header::HOST, "slurm")
+                        .header(header::CONTENT_TYPE, "application/json")
+                        .body(Full::new(body.clone()))?;
+                    let at = Instant::now();
+                    sender.ready().await?;
+                    let answer = sender.send_request(request).await?;
+                    let bytes = answer.into_body().collect().await?.to_bytes();
+                    let answer: Value = serde_json::from_slice(&bytes)?;
+                    if !answer["errors"].as_array().is_none_or(Vec::is_empty) || answer["job_id"].is_null() {
+                        bail!("slurmrestd: {answer}");
+                    }
+                    sample.add(at.elapsed().as_secs_f64() * 1e3);
+                }
+                Ok::<_, anyhow::Error>(sample)
+            }
+        });
+        for sample in futures::future::join_all(tasks).await {
+            load.latency_ms.extend(&sample?);
+        }
+        load.seconds += begun.elapsed().as_secs_f64();
+        Ok(())
+    }
+}
+
+fn restd(cluster: &Cluster, version: &str) -> anyhow::Result<(Proc, PathBuf, &'static str)> {
+    let socket = cluster.dir.join("rest.sock");
+    // Without slurmdbd its plugins must be named, and their names have changed.
+    let (plugin, api) = if version.contains(" 22.") { ("openapi/v0.0.38", "v0.0.38") } else { ("slurmctld", "v0.0.40") };
+    let mut command = Command::new("slurmrestd");
+    command.arg("-f").arg(cluster.conf()).args(["-a", "rest_auth/local", "-s", plugin]);
+    command.arg(format!("unix:{}", socket.display()));
+    command.env("SLURM_CONF", cluster.conf()).env("SLURMRESTD_SECURITY", "disable_user_check");
+    let process = Proc::start(command, &cluster.dir.join("log/slurmrestd.out"))?;
+    let begun = Instant::now();
+    while !socket.exists() {
+        if begun.elapsed() > Duration::from_secs(20) {
+            let said = std::fs::read_to_string(cluster.dir.join("log/slurmrestd.out")).unwrap_or_default();
+            bail!("slurmrestd has no socket: {said}");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok((process, socket, api))
+}
