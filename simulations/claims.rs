@@ -263,6 +263,7 @@ impl Net {
                 links: names.iter().filter(|n| **n != peer).map(link).collect(),
                 data: Some(m.data.clone()),
                 images: Some(Inventory::default()),
+                alerts: None,
                 heard_at: self.t,
             };
             let view = MemberView {

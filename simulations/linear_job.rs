@@ -7,6 +7,7 @@
 #![allow(dead_code, reason = "shared by the tests and the command, which read different parts of it")]
 
 use starling::base::{Epoch, WallTime};
+use starling::model::groups::GroupsChange;
 use starling::model::invariants::{JobMark, job_follows};
 use starling::model::record::{CancelIntent, Change, Checkpoint, Refused};
 use starling::model::{JobRecord, JobState, Outcome};
@@ -273,6 +274,20 @@ pub fn one_change(old: &JobRecord, new: &JobRecord) -> bool {
     if let Some(checkpoint) = &new.checkpoint {
         let Checkpoint { epoch, uri } = checkpoint.clone();
         tries.push(Change::Publish { checkpoint: Checkpoint { epoch, uri } });
+    }
+    if let Some(groups) = &new.groups {
+        let was = old.groups.as_ref().map_or(&[][..], |g| &g.placed);
+        let placements = groups.placed.iter().map(|p| p.placement.clone()).collect();
+        tries.push(Change::Groups(GroupsChange::Place { epoch: new.epoch, placements }));
+        let fresh = |i: usize| {
+            groups.placed[i].outcome.clone().filter(|_| was.get(i).is_none_or(|w| w.outcome.is_none()))
+        };
+        let all = 0..groups.placed.len();
+        let ended = all.clone().filter_map(|i| Some((i as u32, fresh(i)?))).collect();
+        let started = all.filter(|i| groups.placed[*i].started).map(|i| i as u32).collect();
+        let at = newest.and_then(|a| a.ended_at.or(a.started_at)).unwrap_or_default();
+        tries.push(Change::Groups(GroupsChange::Seen { epoch: new.epoch, started, ended, at }));
+        tries.push(Change::Groups(GroupsChange::Over { at: new.finished_at.unwrap_or_default() }));
     }
     let installed = old.installed().is_some_and(|first| first == *new);
     installed || tries.iter().any(|change| old.apply(change).as_ref() == Ok(new))

@@ -14,7 +14,7 @@ use crate::world::{Bug, FAULTS, Fixed, Outcomes, RttMatrix, Scenario, World};
 
 pub const USAGE: &str =
     "simulate seeds [--count N | --seeds 1e6] [--seed S] [--peers P] [--jobs J] [--rtt FILE]
-               [--without FAULT,FAULT] [--bug NAME] [--limited] [--threads T] [--trace] [--json]
+               [--without FAULT,FAULT] [--bug NAME] [--limited] [--groups] [--threads T] [--trace] [--json]
 simulate bugs  [--count N] [--seed S] [--bug NAME] [--threads T] [--json]
 simulate model [NAME] [--bug NAME|all] [--large] [--trace] [--json]";
 
@@ -44,6 +44,7 @@ fn read(args: &[String], count: u64) -> Result<Ask, String> {
             "--json" => ask.json = true,
             "--trace" => ask.fixed.trace = true,
             "--limited" => ask.fixed.limited = true,
+            "--groups" => ask.fixed.groups = true,
             "--count" | "--seeds" | "--seed" | "--peers" | "--jobs" | "--threads" | "--rtt" | "--without"
             | "--bug" => {
                 let text = args.next().ok_or(format!("{name} wants a value"))?;
@@ -127,6 +128,8 @@ impl Totals {
             ("cancelled", seen.cancelled as u64),
             ("moved", seen.moved as u64),
             ("executions", seen.executions as u64),
+            ("jobs_with_groups", seen.grouped as u64),
+            ("jobs_spread_over_clusters", seen.spread as u64),
             ("messages", seen.messages),
             ("messages_lost", seen.lost),
             ("messages_repeated", seen.repeated),
@@ -188,6 +191,14 @@ fn replay(fixed: &Fixed, seed: u64) -> String {
     add("--jobs", fixed.jobs.map(|n| n.to_string()));
     add("--bug", fixed.bug.map(|b| b.name().to_owned()));
     add("--rtt", fixed.rtt.as_ref().map(|_| "FILE".to_owned()));
+    if fixed.groups {
+        line.push_str(" --groups");
+    }
+    let mut add = |name: &str, value: Option<String>| {
+        if let Some(value) = value {
+            line.push_str(&format!(" {name} {value}"));
+        }
+    };
     add("--without", (!fixed.without.is_empty()).then(|| fixed.without.join(",")));
     line + " --trace"
 }

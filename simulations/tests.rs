@@ -70,6 +70,22 @@ fn a_tenants_limit_holds_under_every_fault() {
     assert!(moved > 10 && faults > 200, "{moved} {faults}");
 }
 
+/// Jobs with groups: all of one epoch or none, in any weather, and all of them end.
+#[test]
+fn groups_hold_under_every_fault() {
+    let (mut grouped, mut spread, mut moved, mut faults) = (0, 0, 0, 0);
+    for seed in 400..=440 {
+        let outcome = run(seed, &Fixed { groups: true, ..Fixed::default() });
+        holds(&outcome);
+        (grouped, spread) = (grouped + outcome.grouped, spread + outcome.spread);
+        (moved, faults) = (moved + outcome.moved, faults + outcome.faults.values().sum::<u64>());
+    }
+    assert!(
+        grouped > 100 && spread > 40 && moved > 30 && faults > 200,
+        "{grouped} {spread} {moved} {faults}"
+    );
+}
+
 #[test]
 fn the_judge_sees_a_limit_that_is_passed() {
     let told_wrong = |seed| {

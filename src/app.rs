@@ -23,6 +23,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::backends::Backend;
+use crate::backends::kubernetes::api::Access;
+use crate::backends::kubernetes::nodes::Rules;
+use crate::backends::kubernetes::{KubernetesBackend, KubernetesConfig};
 use crate::backends::local::{LocalBackend, LocalConfig, clock};
 use crate::backends::slurm::{self, SlurmBackend, SlurmConfig};
 use crate::base::{Bytes, PeerName, Span, WallTime};
@@ -143,7 +146,8 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
     net.set_join_handler(Some(issuer.clone()));
 
     let kind = settings.backend.as_str();
-    let backend = backend(&settings, &name).map_err(|e| UpError::Backend(kind, e))?;
+    let backend =
+        backend(&settings, &name, &identity.mesh().to_string()).map_err(|e| UpError::Backend(kind, e))?;
     let found = backend.discover().await.map_err(|e| UpError::Backend(kind, e))?;
     for note in &found.notes {
         tracing::info!("{note}");
@@ -209,7 +213,7 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
     };
     let build = BuildReport { version: env!("CARGO_PKG_VERSION").into(), wire: SPEAKS };
     let data = Inventory::of(measure(&settings.datasets).await);
-    let images = Inventory::of(settings.images.iter().cloned());
+    let images = Inventory::of(settings.images.iter().cloned().chain(found.images));
     let facets =
         [Facet::Capacity(capacity.clone()), Facet::Build(build), Facet::Data(data), Facet::Images(images)];
     for facet in facets {
@@ -241,13 +245,24 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
         log: log.clone(),
         api,
         started_at: clock::wall(),
-        grace: settings.grace,
+        settings: settings.compared(),
     }));
     tracker.spawn(tasks::peers(core.clone(), mesh.view(), cancel.clone()));
-    tracker.spawn(tasks::journal(core.clone(), log, cancel.clone()));
     let watched = crate::surface::api::Watched::default();
-    tracker.spawn(crate::surface::web::watch(node.clone(), watched.memory.clone(), cancel.clone()));
-    tracker.spawn(crate::surface::measure::watch(node.clone(), watched.measures.clone(), cancel.clone()));
+    if !settings.unwatched {
+        tracker.spawn(tasks::journal(core.clone(), log, cancel.clone()));
+        tracker.spawn(crate::surface::web::watch(node.clone(), watched.memory.clone(), cancel.clone()));
+        tracker.spawn(crate::surface::measure::watch(node.clone(), watched.measures.clone(), cancel.clone()));
+        let setup = crate::surface::incidents::Setup {
+            rules: settings.alerts.clone(),
+            folder: Some(settings.state.clone()),
+        };
+        tracker.spawn(crate::surface::incidents::watch(node.clone(), watched.clone(), setup, cancel.clone()));
+    }
+    if let Some(to) = settings.otlp.clone() {
+        let export = crate::surface::otlp::export(node.clone(), to, watched.exported.clone(), cancel.clone());
+        tracker.spawn(export);
+    }
     let router = crate::surface::api::router_with(node.clone(), watched);
     tracker.spawn(tasks::incoming(core.clone(), mesh.clone(), router.clone(), incoming, cancel.clone()));
     let health = tasks::Health {
@@ -292,7 +307,7 @@ fn listeners(settings: &Settings, tcp: Option<TcpListener>) -> Result<ApiListene
     Ok(listeners)
 }
 
-fn backend(settings: &Settings, name: &crate::base::PeerName) -> anyhow::Result<Arc<dyn Backend>> {
+fn backend(settings: &Settings, name: &PeerName, mesh: &str) -> anyhow::Result<Arc<dyn Backend>> {
     let exe = match &settings.self_exe {
         Some(exe) => exe.clone(),
         None => std::env::current_exe()?,
@@ -300,6 +315,7 @@ fn backend(settings: &Settings, name: &crate::base::PeerName) -> anyhow::Result<
     match settings.backend {
         BackendKind::Local => local(settings, name, exe),
         BackendKind::Slurm => slurm(settings, name, exe),
+        BackendKind::Kubernetes => kubernetes(settings, name, mesh),
     }
 }
 
@@ -339,6 +355,36 @@ fn slurm(settings: &Settings, name: &PeerName, exe: PathBuf) -> anyhow::Result<A
     config.logs = settings.logs;
     config.attempts_kept = settings.attempts_kept;
     Ok(Arc::new(SlurmBackend::new(config)?))
+}
+
+fn kubernetes(settings: &Settings, name: &PeerName, mesh: &str) -> anyhow::Result<Arc<dyn Backend>> {
+    let wish = &settings.kubernetes;
+    let mesh = mesh.chars().take(16).collect();
+    let mut config = KubernetesConfig::new(settings.state.join("kubernetes"), name.clone(), mesh);
+    config.access = Access {
+        kubeconfig: wish.kubeconfig.clone(),
+        context: wish.context.clone(),
+        namespace: wish.namespace.clone(),
+    };
+    (config.image, config.guard_image) = (wish.image.clone(), wish.guard_image.clone());
+    (config.queue, config.pod_groups) = (wish.queue.clone(), wish.pod_groups);
+    (config.scheduler, config.priority_class) = (wish.scheduler.clone(), wish.priority_class.clone());
+    (config.runtime_class, config.service_account) =
+        (wish.runtime_class.clone(), wish.service_account.clone());
+    config.pull_secrets.clone_from(&wish.pull_secrets);
+    config.rules = Rules {
+        selector: wish.node_selector.clone(),
+        tolerations: wish.tolerations.clone(),
+        gpu_names: wish.gpu_names.clone(),
+    };
+    config.interval = wish.interval;
+    (config.pending_max, config.pull_max) = (wish.pending_max, wish.pull_max);
+    (config.listen, config.host) = (wish.guard_listen, wish.guard_host.clone());
+    config.datasets = places(settings);
+    config.notice = settings.notice;
+    config.logs = settings.logs;
+    config.attempts_kept = settings.attempts_kept;
+    Ok(Arc::new(KubernetesBackend::new(config)?))
 }
 
 impl Running {

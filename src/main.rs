@@ -6,6 +6,10 @@ use starling::backends::local::guard;
 use starling::surface::cli::{self, Wiring};
 use starling::surface::fleet::{chaos, demo, replay};
 
+/// Many small things live for the time of one message.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     cli::main(Wiring {
         guard: guard::main,

@@ -107,7 +107,8 @@ fn the_page_shows_a_live_mesh_and_acts_on_it() {
     views(&scene);
     let job = a_job_moves_without_reload(&scene);
     logs_and_cancel(&scene, &job);
-    a_peer_is_lost(&mut scene);
+    let touched = jobs_at_the_third(&scene);
+    a_peer_is_lost(&mut scene, &touched);
     nothing_else_happened(&scene);
     scene.runtime.block_on(scene.fleet.stop(false));
 }
@@ -223,7 +224,41 @@ fn logs_and_cancel(scene: &Scene, id: &str) {
     scene.looks_right("job-cancelled");
 }
 
-fn a_peer_is_lost(scene: &mut Scene) {
+/// A job with a short grace that runs at the third peer, and a long one.
+fn jobs_at_the_third(scene: &Scene) -> Vec<String> {
+    let job = |name: &str, grace: &str| {
+        scene.submit(0, &format!("name: {name}\nplacement: {{clusters: [c3]}}\non_lost_contact: {{grace: {grace}}}\nresources: {{cpus: 1}}\nrun: [sleep, \"600\"]\n"))
+    };
+    let anywhere = scene.submit(
+        0,
+        "name: moves-on\non_lost_contact: {grace: 10s}\nresources: {cpus: 1}\nrun: [sleep, \"600\"]\n",
+    );
+    let stays = job("stays", "5m");
+    let client = &scene.fleet.peers[0].client;
+    let at = |id: &str| {
+        let found: Value = scene.runtime.block_on(client.get(&format!("/v1/jobs/{id}"))).expect("the job");
+        (found["state"] == "running").then(|| found["cluster"].as_str().unwrap_or_default().to_owned())
+    };
+    let begun = Instant::now();
+    let wait = |id: &str, what: &dyn Fn(&str) -> bool| {
+        while !at(id).is_some_and(|cluster| what(&cluster)) {
+            assert!(begun.elapsed() < Duration::from_secs(60), "{id} is not where it should be");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    };
+    wait(&stays, &|cluster| cluster == "c3");
+    wait(&anywhere, &|_| true);
+    if at(&anywhere).as_deref() != Some("c3") {
+        let body = serde_json::json!({ "to": "c3" }).to_string().into_bytes();
+        let path = format!("/v1/jobs/{anywhere}/move");
+        let moved = client.send::<Value>(axum::http::Method::POST, &path, Some(("application/json", body)));
+        scene.runtime.block_on(moved).expect("moved");
+        wait(&anywhere, &|cluster| cluster == "c3");
+    }
+    vec![anywhere, stays]
+}
+
+fn a_peer_is_lost(scene: &mut Scene, touched: &[String]) {
     scene.browser.keys("go");
     scene.browser.until(
         "the overview",
@@ -248,6 +283,23 @@ fn a_peer_is_lost(scene: &mut Scene) {
         "document.querySelector('main').textContent.includes('cannot be asked')",
     );
     scene.looks_right("cluster-lost");
+    scene.browser.keys("ge");
+    let incident = ".incident[data-kind=cluster][data-subject=c3]";
+    scene.browser.until("the incident", &format!("document.querySelector('{incident}')"));
+    for id in touched {
+        scene.browser.until(
+            "its jobs and what is done for them",
+            &format!("document.querySelector('{incident} tr[data-key=\"t-{id}\"][data-doing]')"),
+        );
+    }
+    let took = begun.elapsed();
+    println!("the incident with its {} jobs is on the page after {took:?}", touched.len());
+    assert!(took < Duration::from_secs(30), "seen after {took:?}");
+    scene.looks_right("incident");
+    scene.browser.until(
+        "a job that is taken over runs again",
+        &format!("document.querySelector('{incident} tr[data-doing=runs-again]')"),
+    );
     assert!(scene.marked());
 }
 

@@ -114,6 +114,7 @@ fn member(name: &str, nodes: Vec<NodeCapacity>, now: Instant) -> MemberView {
         links: Vec::new(),
         data: Some(Inventory::default()),
         images: Some(Inventory::default()),
+        alerts: None,
         heard_at: now,
     };
     MemberView {

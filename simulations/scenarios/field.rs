@@ -332,6 +332,7 @@ impl Field {
                 links: Vec::new(),
                 data: None,
                 images: None,
+                alerts: None,
                 heard_at: seat.heard,
             };
             view.members.insert(

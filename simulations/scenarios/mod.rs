@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use starling::base::Span;
 use starling::core::{ClientRequest, ClientResponse};
+use starling::model::tenant::LimitsPatch;
 use starling::model::{JobState, NodeCapacity};
 
 use field::{FREED, Field, job, name, nodes};
@@ -188,4 +189,74 @@ fn the_model_that_was_asked_for_is_the_one_that_runs_it() {
         .run_until(Span::secs(60), |f| f.runs_of("second").len() + f.runs_of("first").len() == 2)
         .expect("its turn");
     assert!(field.ran.iter().all(|r| r.at == 2), "{:?}", field.ran);
+}
+
+/// Three clusters full of low jobs, and one urgent job: one of them loses what it needs, the others lose nothing.
+#[test]
+fn one_urgent_job_and_three_full_clusters() {
+    let mut field = Field::new(&[gpus(1, 4), gpus(1, 4), gpus(1, 4), vec![]], 3);
+    for n in 0..12 {
+        field.submit(n % 4, job(&format!("low{n}"), 1, 1, "priority: low\n"), HOUR);
+    }
+    field.run_until(Span::secs(30), |f| f.running().len() == 12).expect("all are full");
+    field.run_for(Span::secs(5));
+    field.submit(3, job("urgent", 1, 2, "priority: high\n"), HOUR);
+    field.run_until(Span::secs(60), |f| f.running().contains_key("urgent")).expect("it runs");
+    let at = field.running()["urgent"];
+    let stopped: Vec<usize> =
+        field.ran.iter().filter(|r| r.job != "urgent" && r.until.is_some()).map(|r| r.at).collect();
+    assert_eq!(stopped, [at, at], "two go, both where it runs");
+    field.run_for(Span::secs(60));
+    assert_eq!(field.running().len(), 11, "and nobody else");
+}
+
+/// A tenant at its limit, with low work: its high job sends as much of its own away as the limit asks for, though
+/// GPUs are free, and nothing of another tenant.
+#[test]
+fn a_tenant_at_its_limit_with_low_work_and_a_high_one_comes() {
+    let mut field = Field::new(&[gpus(2, 8), vec![], vec![]], 3);
+    let patch = LimitsPatch { gpus: Some(Some(4)), ..LimitsPatch::default() };
+    let set = ClientRequest::TenantSet { tenant: "vision".into(), patch: Some(Box::new(patch)) };
+    assert!(matches!(field.ask(1, set), ClientResponse::Tenant(_)));
+    field.run_for(Span::secs(2));
+    let tenant = |name: &str| format!("tenant: {name}\npriority: low\n");
+    field.submit(1, job("other", 1, 4, &tenant("speech")), HOUR);
+    for n in 0..4 {
+        field.submit(n % 3, job(&format!("low{n}"), 1, 1, &tenant("vision")), HOUR);
+    }
+    field.run_until(Span::secs(40), |f| f.running().len() == 5).expect("it is at its limit");
+    field.run_for(Span::secs(5));
+    field.submit(2, job("high", 1, 2, "tenant: vision\npriority: high\n"), HOUR);
+    let took = field.run_until(Span::secs(60), |f| f.running().contains_key("high"));
+    assert!(took.is_some(), "{:?}", field.running());
+    field.run_for(Span::secs(30));
+    let running = field.running();
+    assert!(running.contains_key("other") && running.len() == 4, "{running:?}");
+    assert_eq!(running.keys().filter(|name| name.starts_with("low")).count(), 2);
+}
+
+/// One tenant has borrowed what is another's own: it gives back that, and no more, also to jobs of its own priority.
+#[test]
+fn what_is_guaranteed_is_taken_back_from_those_who_borrowed_it() {
+    let mut field = Field::new(&[gpus(2, 4), vec![], vec![]], 3);
+    for (tenant, borrow) in [("rich", 4), ("poor", 0)] {
+        let patch = LimitsPatch { guaranteed: Some(4), borrow: Some(Some(borrow)), ..LimitsPatch::default() };
+        let set = ClientRequest::TenantSet { tenant: tenant.into(), patch: Some(Box::new(patch)) };
+        assert!(matches!(field.ask(1, set), ClientResponse::Tenant(_)));
+    }
+    field.run_for(Span::secs(2));
+    for n in 0..8 {
+        field.submit(n % 3, job(&format!("rich{n}"), 1, 1, "tenant: rich\n"), HOUR);
+    }
+    field.run_until(Span::secs(60), |f| f.running().len() == 8).expect("it borrows all");
+    field.run_for(Span::secs(5));
+    for n in 0..6 {
+        field.submit(n % 3, job(&format!("poor{n}"), 1, 1, "tenant: poor\n"), HOUR);
+    }
+    let of = |f: &Field, tenant: &str| f.running().keys().filter(|name| name.starts_with(tenant)).count();
+    field.run_until(Span::secs(120), |f| of(f, "poor") == 4).expect("what is its own");
+    field.run_for(Span::secs(60));
+    assert_eq!((of(&field, "poor"), of(&field, "rich")), (4, 4));
+    let stopped = field.ran.iter().filter(|r| r.until.is_some()).count();
+    assert_eq!(stopped, 4, "nobody else was stopped: {:?}", field.ran);
 }

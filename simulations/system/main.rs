@@ -2,15 +2,19 @@
 //! peers are killed. Folders are temporary, ports are free ones, waits are on conditions.
 #![allow(clippy::disallowed_methods, reason = "measures and bounds real time, outside the product")]
 
+mod alerts;
 mod bad_input;
 mod faults;
+mod groups;
 mod harness;
 mod honest;
 mod mesh;
 mod one_peer;
 mod preempt;
 mod relay;
+mod scraped;
 mod seeing;
 mod strangers;
 mod three_peers;
+mod trace;
 mod upgrade;

@@ -24,6 +24,8 @@ pub struct Plan {
     pub witness: bool,
     /// Between bandwidth probes.
     pub probe_every: &'static str,
+    /// Where the HTTP API listens on TCP.
+    pub api: &'static str,
     /// Which build.
     pub binary: PathBuf,
 }
@@ -38,7 +40,18 @@ impl Plan {
         };
         let (listen, binary) = ("127.0.0.1:0".into(), STARLING.into());
         let (gpu, gpus, tables) = ("A100-80G", 4, String::new());
-        Self { name, region, gpu, gpus, listen, tables, witness: false, probe_every: "never", binary }
+        Self {
+            name,
+            region,
+            gpu,
+            gpus,
+            listen,
+            tables,
+            witness: false,
+            probe_every: "never",
+            api: "off",
+            binary,
+        }
     }
 
     fn text(&self) -> String {
@@ -48,12 +61,13 @@ impl Plan {
         );
         format!(
             "name = \"{}\"\nregion = \"{}\"\nlisten = \"{}\"\nprice_per_gpu_hour = 2.5\nwitness = {}\n\
-             [api]\nlisten = \"off\"\n{}\
+             [api]\nlisten = \"{}\"\n{}\
              [timing]\nrenew_every = \"500ms\"\nmargin = \"1s\"\nprobe_every = \"{}\"\n{}",
             self.name,
             self.region,
             self.listen,
             self.witness,
+            self.api,
             if self.witness { String::new() } else { nodes },
             self.probe_every,
             self.tables

@@ -79,7 +79,7 @@ fn families(text: &str) -> BTreeMap<String, String> {
 }
 
 /// Names that a file of deploy/ asks for.
-fn named(file: &str) -> BTreeSet<String> {
+pub(super) fn named(file: &str) -> BTreeSet<String> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy").join(file);
     let text = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     text.split(|c: char| !(c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_' || c == ':'))
@@ -203,9 +203,20 @@ fn the_doctor_says_what_is_wrong() {
     });
     let about: BTreeSet<&str> =
         well["findings"].as_array().into_iter().flatten().filter_map(|f| f["about"].as_str()).collect();
-    for wanted in
-        ["members", "size", "links", "requests", "clocks", "certificates", "versions", "disk", "records"]
-    {
+    for wanted in [
+        "members",
+        "size",
+        "links",
+        "requests",
+        "clocks",
+        "certificates",
+        "settings",
+        "ports",
+        "versions",
+        "disk",
+        "records",
+        "homes",
+    ] {
         assert!(about.contains(wanted), "{wanted}: {well:#}");
     }
     mesh.peer_mut("gamma").kill();

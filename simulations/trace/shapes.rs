@@ -84,6 +84,7 @@ pub fn member(
         links: Vec::new(),
         data: None,
         images: None,
+        alerts: None,
         heard_at,
     };
     MemberView {

@@ -77,6 +77,7 @@ impl World {
                 links: Vec::new(),
                 data: None,
                 images: None,
+                alerts: None,
                 heard_at: m.clock(at),
             });
             let member = MemberView {

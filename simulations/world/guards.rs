@@ -13,6 +13,8 @@ use super::{Event, World};
 #[derive(Debug, Clone)]
 pub struct Execution {
     pub job: JobId,
+    /// The job of which it is a group.
+    pub parent: Option<JobId>,
     pub epoch: u64,
     pub peer: usize,
     pub from: Instant,
@@ -123,8 +125,10 @@ impl World {
         self.check_start(i, key, running.gpus);
         let (job, epoch) = (key.job, key.epoch.0);
         let (gpus, limited) = (running.gpus, self.knows_the_limit(i));
-        let begins =
-            Execution { job, epoch, peer: i, from: self.t, until: None, finished: false, gpus, limited };
+        let parent = start.spec.env.get("STARLING_GROUP_JOB_ID").and_then(|id| id.parse().ok());
+        self.check_groups(i, key, parent);
+        let (from, until, finished) = (self.t, None, false);
+        let begins = Execution { job, parent, epoch, peer: i, from, until, finished, gpus, limited };
         self.ledger.push(begins);
         self.check_limit(i, key);
         let work = Span(500_000 + self.rng.below(self.scenario.work_max.0 - 500_000));

@@ -23,6 +23,9 @@ pub struct Outcomes {
     /// Jobs that ran more than once.
     pub moved: usize,
     pub executions: usize,
+    /// Jobs with groups that ran, and those of which groups ran in several clusters.
+    pub grouped: usize,
+    pub spread: usize,
     /// Faults injected, by kind; lost and repeated messages are counted apart.
     pub faults: BTreeMap<&'static str, u64>,
     pub messages: u64,
@@ -86,6 +89,32 @@ impl World {
             wrong.push(format!("I6: peer {i} runs {} GPUs of {}", used + gpus, shapes::GPUS));
         }
         wrong.into_iter().for_each(|w| self.violation(w));
+    }
+
+    /// A group that starts: of its job no other one runs under another epoch, and none ever ran under a later one.
+    pub(super) fn check_groups(&mut self, i: usize, key: AttemptKey, parent: Option<JobId>) {
+        let Some(parent) = parent else { return };
+        let mut wrong = Vec::new();
+        for other in self.ledger.iter().filter(|e| e.parent == Some(parent) && e.job != key.job) {
+            let runs = other.until.is_none() && !self.sleeps_past_its_end(other);
+            if (runs && other.epoch != key.epoch.0) || other.epoch > key.epoch.0 {
+                wrong.push(format!(
+                    "G: a group of {parent} starts at peer {i} under epoch {}, another at peer {} under {}",
+                    key.epoch, other.peer, other.epoch
+                ));
+            }
+        }
+        wrong.into_iter().for_each(|w| self.violation(w));
+    }
+
+    /// Some epoch of which every group finished.
+    fn groups_finished(&self, record: &JobRecord) -> bool {
+        let groups: Vec<JobId> =
+            (0..record.children()).filter_map(|g| Some(record.child_birth(g)?.id())).collect();
+        (1..=record.epoch.0).any(|epoch| {
+            let done = |g: &JobId| self.ledger.iter().any(|e| e.job == *g && e.epoch == epoch && e.finished);
+            groups.iter().all(done)
+        })
     }
 
     /// I5 at the moment of a start: GPUs of the tenant that run anywhere, by those who know that it is limited. Once
@@ -194,9 +223,17 @@ impl World {
         let jobs = std::mem::take(&mut self.users.jobs);
         for (n, job) in jobs.into_iter().enumerate() {
             let Some(id) = job.id else { continue };
-            let runs: Vec<&Execution> = self.ledger.iter().filter(|e| e.job == id).collect();
-            seen.moved += usize::from(runs.len() > 1);
-            let finished = runs.iter().any(|e| e.finished);
+            let of = |e: &&Execution| e.job == id || e.parent == Some(id);
+            let runs: Vec<&Execution> = self.ledger.iter().filter(of).collect();
+            seen.moved += usize::from(runs.iter().any(|e| e.epoch > 1));
+            let finished = match job.last.first().filter(|record| record.groups.is_some()) {
+                Some(record) => self.groups_finished(record),
+                None => runs.iter().any(|e| e.finished),
+            };
+            seen.grouped += usize::from(runs.iter().any(|e| e.parent.is_some()));
+            let apart: std::collections::BTreeSet<usize> =
+                runs.iter().filter(|e| e.parent.is_some()).map(|e| e.peer).collect();
+            seen.spread += usize::from(apart.len() > 1);
             if job.answered {
                 seen.submitted += 1;
                 self.judge_end(n, &job, finished, &mut seen);

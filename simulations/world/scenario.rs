@@ -33,6 +33,8 @@ pub struct Scenario {
     pub limit: Option<u32>,
     /// Starling is told that many more: the judge must see it.
     pub limit_told_wrong: u32,
+    /// Most jobs have groups, which start together, in as many clusters as they take.
+    pub groups: bool,
     /// Round trips between regions; generated where none is given.
     pub rtt: Option<Arc<RttMatrix>>,
     /// Print what happens.
@@ -278,6 +280,8 @@ pub struct Fixed {
     pub bug: Option<Bug>,
     /// The tenant of all jobs is limited.
     pub limited: bool,
+    /// Most jobs have groups.
+    pub groups: bool,
     pub rtt: Option<Arc<RttMatrix>>,
     pub without: Vec<String>,
     pub trace: bool,
@@ -320,6 +324,7 @@ impl Scenario {
             bug: fixed.bug,
             limit: fixed.limited.then_some(8 + (seed % 9) as u32),
             limit_told_wrong: 0,
+            groups: fixed.groups,
             rtt: fixed.rtt.clone(),
             trace: fixed.trace,
         };
@@ -387,10 +392,13 @@ impl Scenario {
         // for 10 s, or lost, and asked for again at most 16 s later.
         let turns = if self.limit.is_some() { self.jobs as u64 } else { 0 };
         let turn = self.work_max + Span::secs(30);
+        // Jobs with groups may run one after another, each after a gathering that was given up, or two.
+        let gathered = if self.groups { self.jobs as u64 } else { 0 };
         self.takeover_after().scale(2, 1)
             + Span::secs(50)
             + self.work_max.scale(rounds, 1)
             + turn.scale(turns, 1)
+            + (self.work_max + Span::secs(60)).scale(gathered, 1)
     }
 }
 

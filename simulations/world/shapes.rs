@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use starling::base::Span;
 use starling::base::units::{Bytes, MilliCpu};
 use starling::model::report::CapacityReport;
-use starling::model::spec::{Communication, JobSpec, OnLostContact, PlacementSpec, Run, Then};
+use starling::model::spec::{Communication, Group, Groups, JobSpec, OnLostContact, PlacementSpec, Run, Then};
 use starling::model::{NodeCapacity, Resources};
 
 /// Whose all jobs are.
@@ -64,4 +64,15 @@ pub fn spec(name: &str, gpus: u32, grace: Span) -> JobSpec {
         after: vec![],
         preemptible: None,
     }
+}
+
+/// The same as groups of so many GPUs each; together they fit one cluster, or any others.
+pub fn with_groups(spec: JobSpec, sizes: &[u32]) -> JobSpec {
+    let group = |(i, gpus): (usize, &u32)| Group {
+        name: format!("g{i}"),
+        nodes: 1,
+        resources: Resources { gpus: *gpus, ..spec.resources.clone() },
+    };
+    let list = sizes.iter().enumerate().map(group).collect();
+    JobSpec { communication: Communication::Async, groups: Groups { list, traffic: vec![] }, ..spec }
 }

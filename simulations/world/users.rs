@@ -174,7 +174,15 @@ impl World {
         };
         let mut shape = starling::base::Rng::new(self.scenario.seed ^ (n as u64) << 32);
         let gpus = [1, 1, 2, 4, 8][shape.below(5) as usize];
-        let spec = Box::new(shapes::spec(&format!("job-{n}"), gpus, self.scenario.grace));
+        let mut spec = Box::new(shapes::spec(&format!("job-{n}"), gpus, self.scenario.grace));
+        if self.scenario.groups && shape.chance(0.7) {
+            // Half of them need two clusters, where there are two.
+            let sizes: [&[u32]; 4] = match self.machines.len() {
+                1 => [&[4, 4], &[1, 4], &[2, 2, 2], &[4, 3, 1]],
+                _ => [&[6, 6], &[1, 4], &[2, 2, 2], &[5, 4, 3]],
+            };
+            *spec = shapes::with_groups(*spec, sizes[shape.below(4) as usize]);
+        }
         let key = shape.chance(0.5).then(|| format!("key-{n}"));
         if key.is_some() {
             self.users.jobs[n].keeper = Some((i, self.machines[i].store));

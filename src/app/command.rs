@@ -10,6 +10,7 @@ use crate::model::config::{Config, ShutdownJobs};
 use crate::model::topology::Topology;
 use crate::runtime::store::StoreError;
 use crate::surface::cli::{UpArgs, state_folder};
+use crate::surface::otlp::Endpoint;
 
 /// Exit codes of `up`, beyond those of every command (docs/reference/cli.md).
 const EXIT_CONFIG: u8 = 2;
@@ -148,8 +149,14 @@ fn settings(args: UpArgs) -> Result<Settings, String> {
     let given_state = args.state.clone().or_else(|| config.state.clone());
     let mut settings = Settings::new(state_folder(given_state.as_deref()));
     take_config(&mut settings, &config, args.config.is_some());
-    settings.wish =
-        Wish { name: args.name.or(config.name), join: args.join.as_deref().map(join).transpose()? };
+    let trace = &config.trace;
+    settings.otlp =
+        Endpoint::find(trace.otlp.as_deref(), trace.ca.as_deref(), |name| std::env::var(name).ok())
+            .map_err(|e| format!("starling: {e}\n"))?;
+    settings.wish = Wish {
+        name: args.name.or_else(|| config.name.clone()),
+        join: args.join.as_deref().map(join).transpose()?,
+    };
     settings.listen = args.listen.unwrap_or(settings.listen);
     settings.api = args.api.or(args.api_tls).or(settings.api);
     if !args.advertise.is_empty() {
@@ -159,8 +166,12 @@ fn settings(args: UpArgs) -> Result<Settings, String> {
     settings.zone = args.zone.unwrap_or(settings.zone);
     settings.witness |= args.witness;
     settings.backend = args.backend.unwrap_or(settings.backend);
+    let kubernetes = &mut settings.kubernetes;
+    kubernetes.kubeconfig = args.kubeconfig.or(kubernetes.kubeconfig.take());
+    kubernetes.namespace = args.namespace.or(kubernetes.namespace.take());
     settings.config_file = args.config;
     settings.labels.extend(args.labels);
+    settings.shown = config.without_secrets().to_toml();
     Ok(settings)
 }
 
@@ -179,6 +190,8 @@ fn schedule(config: &Config) -> crate::core::schedule::Config {
         preemption: s.preemption,
         notice: s.notice,
         starve_after: s.starve_after,
+        buffer_milli: s.buffer_milli,
+        buffer_priority: s.buffer_priority,
         topologies,
         ..Default::default()
     }
@@ -199,6 +212,7 @@ fn take_config(settings: &mut Settings, config: &Config, from_file: bool) {
     settings.images.clone_from(&config.images);
     settings.policies.clone_from(&config.policies);
     settings.schedule = schedule(config);
+    settings.alerts.clone_from(&config.alerts);
     (settings.witness, settings.replicas) = (config.witness, config.replicas);
     let limits = &config.limits;
     (settings.jobs_max, settings.claims, settings.disk_reserve) =
@@ -225,6 +239,7 @@ fn take_config(settings: &mut Settings, config: &Config, from_file: bool) {
     settings.cgroups = config.local.cgroups;
     settings.backend = config.backend;
     settings.slurm.clone_from(&config.slurm);
+    settings.kubernetes.clone_from(&config.kubernetes);
 }
 
 /// `TOKEN@HOST:PORT`.

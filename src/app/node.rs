@@ -13,11 +13,15 @@ use crate::backends::Backend;
 use crate::base::{PeerName, Span, WallTime};
 use crate::core::api::{AttemptKey, Event, Flash};
 use crate::core::{ClientRequest, ClientResponse, Input};
+use crate::model::alert::AlertsReport;
 use crate::model::report::View;
 use crate::model::spec_input::SpecDefaults;
 use crate::runtime::driver::CoreHandle;
 use crate::runtime::eventlog::EventLog;
-use crate::runtime::handle::{CallError, MemberInfo, PeerHandle, ProxyRequest, ProxyResponse, SelfInfo};
+use crate::runtime::gossip::Facet;
+use crate::runtime::handle::{
+    CallError, MemberInfo, PeerHandle, PeerSettings, ProxyRequest, ProxyResponse, SelfInfo,
+};
 use crate::runtime::members::Members;
 use crate::runtime::mesh::Mesh;
 use crate::runtime::store::Store;
@@ -48,7 +52,7 @@ pub(super) struct NodeParts {
     pub log: EventLog,
     pub api: Option<SocketAddr>,
     pub started_at: WallTime,
-    pub grace: Span,
+    pub settings: PeerSettings,
 }
 
 /// A running peer.
@@ -187,7 +191,7 @@ impl PeerHandle for Node {
     }
 
     fn spec_defaults(&self) -> SpecDefaults {
-        SpecDefaults { grace: Some(self.parts.grace) }
+        SpecDefaults { grace: Some(self.parts.settings.grace) }
     }
 
     fn logs(&self, key: AttemptKey) -> Option<Vec<PathBuf>> {
@@ -200,6 +204,20 @@ impl PeerHandle for Node {
 
     fn journal(&self) -> broadcast::Receiver<Event> {
         self.parts.core.journal()
+    }
+
+    fn note(&self, event: Event) {
+        self.parts.core.note(event);
+    }
+
+    fn tell_alerts(&self, report: AlertsReport) {
+        if let Err(error) = self.parts.mesh.publish(Facet::Alerts(report)) {
+            tracing::error!("cannot tell of alerts: {error}");
+        }
+    }
+
+    fn settings(&self) -> PeerSettings {
+        self.parts.settings.clone()
     }
 
     fn log(&self) -> Option<EventLog> {

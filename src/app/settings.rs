@@ -9,9 +9,12 @@ use super::open::{Opened, Wish};
 use crate::backends::local::LogLimits;
 use crate::base::{Bytes, Span};
 use crate::model::NodeCapacity;
-use crate::model::config::{BackendKind, DatasetConfig, SlurmBackendConfig};
+use crate::model::config::{
+    AlertsConfig, BackendKind, DatasetConfig, KubernetesBackendConfig, SlurmBackendConfig,
+};
 use crate::model::policy::Policies;
 use crate::model::report::{Item, Terms};
+use crate::runtime::PeerSettings;
 use crate::runtime::liveness::Rules;
 use crate::transport::NetConfig;
 
@@ -106,6 +109,10 @@ pub struct Settings {
     pub backend: BackendKind,
     /// and what it is told where that is Slurm.
     pub slurm: SlurmBackendConfig,
+    /// The same where it is Kubernetes.
+    pub kubernetes: KubernetesBackendConfig,
+    /// The collector that traces are sent to.
+    pub otlp: Option<crate::surface::otlp::Endpoint>,
     /// Gossip while things change, and when quiet.
     pub gossip: (Duration, Duration),
     /// Suspect and lost.
@@ -120,6 +127,12 @@ pub struct Settings {
     pub shutdown_deadline: Span,
     /// The binary that guards run; none means this one.
     pub self_exe: Option<PathBuf>,
+    /// Thresholds of alerts, and who is told.
+    pub alerts: AlertsConfig,
+    /// The configuration as TOML, without secrets, for who asks what is in effect.
+    pub shown: String,
+    /// Nothing is watched, counted or written down for people: only to measure what that costs.
+    pub unwatched: bool,
 }
 
 impl Settings {
@@ -165,6 +178,8 @@ impl Settings {
             cgroups: true,
             backend: BackendKind::Local,
             slurm: SlurmBackendConfig::default(),
+            kubernetes: KubernetesBackendConfig::default(),
+            otlp: None,
             gossip: (Duration::from_millis(200), Duration::from_secs(1)),
             liveness: Rules::default(),
             certificate_lifetime: Span::secs(30 * 86_400),
@@ -172,6 +187,9 @@ impl Settings {
             on_shutdown: OnShutdown::default(),
             shutdown_deadline: Span::secs(30),
             self_exe: None,
+            alerts: AlertsConfig::default(),
+            shown: String::new(),
+            unwatched: false,
         }
     }
 
@@ -183,6 +201,18 @@ impl Settings {
     /// The folder of keys and certificates.
     pub fn identity(&self) -> PathBuf {
         self.state.join("identity")
+    }
+
+    /// What others compare with their own.
+    pub(super) fn compared(&self) -> PeerSettings {
+        PeerSettings {
+            rho_milli: self.rho_milli,
+            margin: self.margin,
+            replicas: self.replicas,
+            grace: self.grace,
+            notifiers: self.alerts.notifiers.iter().map(|n| n.name.clone()).collect(),
+            config: self.shown.clone(),
+        }
     }
 
     pub(super) fn net(&self, opened: &Opened) -> NetConfig {

@@ -264,7 +264,8 @@ pub async fn programs(subject: &mut dyn Subject) {
     wait_for_output(&*backend, key(16), "ready").await;
     backend.command(stop(key(16), Span::secs(60), StopReason::Cancel)).await;
     assert_eq!(ear.ended(key(16)).await, Outcome::Cancelled);
-    assert_eq!(output(&*backend, key(16)), "ready\nbye\n");
+    // A shell's own word comes on standard error, which some schedulers keep with the output.
+    assert_eq!(output(&*backend, key(16)).replace("Terminated\n", ""), "ready\nbye\n");
 
     // Without manners it is killed after the notice.
     let stubborn = script("trap '' TERM; echo ready; while :; do sleep 0.02; done");

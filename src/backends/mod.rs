@@ -1,7 +1,10 @@
-//! How attempts are run: one trait, one conformance suite, `local` (this machine) and `slurm` (a Slurm cluster).
+//! How attempts are run: one trait, one conformance suite, `local` (this machine), `slurm` (a Slurm cluster) and
+//! `kubernetes` (a Kubernetes cluster).
 
 pub mod conformance;
 pub mod fake;
+pub mod kubernetes;
+mod line;
 pub mod local;
 pub mod slurm;
 
@@ -14,6 +17,7 @@ use crate::base::{ContactId, Instant};
 use crate::core::api::AttemptKey;
 use crate::core::{BackendCommand, BackendEvent};
 use crate::model::NodeCapacity;
+use crate::model::report::Item;
 use crate::model::topology::Topology;
 
 /// What a backend found at its start.
@@ -23,6 +27,8 @@ pub struct Discovery {
     pub nodes: Vec<NodeCapacity>,
     /// `podman` or `docker`, where one is installed.
     pub container_runtime: Option<String>,
+    /// Images that every node has.
+    pub images: Vec<Item>,
     /// One line each for the log: what was looked for and not found.
     pub notes: Vec<String>,
 }

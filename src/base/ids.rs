@@ -49,6 +49,12 @@ impl PeerName {
     }
 }
 
+/// Ordered and hashed as its text is.
+impl std::borrow::Borrow<str> for PeerName {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
 impl fmt::Display for PeerName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&self.0)
@@ -154,6 +160,10 @@ byte_id!(
     LedgerId, 20, "ledger id", base32, unbase32
 );
 byte_id!(
+    /// The id of an incident; hashes what kind it is and what it is about, so that every peer makes the same one.
+    IncidentId, 10, "incident id", base32, unbase32
+);
+byte_id!(
     /// The identity of one peer's disk; a peer that comes back with another one is a new acceptor.
     StoreId, 16, "store id", hex, unhex
 );
@@ -164,6 +174,10 @@ byte_id!(
 byte_id!(
     /// A W3C trace id, one for a job's whole life.
     TraceId, 16, "trace id", hex, unhex
+);
+byte_id!(
+    /// A W3C span id: one step of a trace.
+    SpanId, 8, "span id", hex, unhex
 );
 
 impl JobId {

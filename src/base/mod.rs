@@ -7,7 +7,9 @@ pub mod time;
 pub mod units;
 
 pub use bounded::{BoundedVec, Full};
-pub use ids::{ContactId, Epoch, Home, IdError, JobId, LedgerId, MeshId, PeerName, StoreId, TraceId};
+pub use ids::{
+    ContactId, Epoch, Home, IdError, IncidentId, JobId, LedgerId, MeshId, PeerName, SpanId, StoreId, TraceId,
+};
 pub use rng::Rng;
 pub use time::{Instant, Span, WallTime};
 pub use units::{Bytes, MilliCpu};

@@ -15,6 +15,7 @@ use crate::model::Outcome;
 use crate::model::policy::Policies;
 use crate::model::report::{ContactReport, NodeCapacity, QueueReport, View};
 use crate::model::spec::JobSpec;
+use crate::model::trace::SpanNote;
 
 /// The time of one step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -285,6 +286,9 @@ pub struct Event {
     pub trace: Option<crate::base::TraceId>,
     /// How long what it ends had taken, where that is known: the wait for a placement, the start of a program.
     pub took: Option<Span>,
+    /// Spans of the job's trace that ended with it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub spans: Vec<SpanNote>,
     /// One sentence.
     pub text: String,
 }
@@ -292,7 +296,15 @@ pub struct Event {
 impl Event {
     /// One that is about no job that is known here.
     pub fn new(kind: &str, job: Option<JobId>, text: impl Into<String>) -> Self {
-        Self { kind: kind.into(), job, tenant: None, trace: None, took: None, text: text.into() }
+        Self {
+            kind: kind.into(),
+            job,
+            tenant: None,
+            trace: None,
+            took: None,
+            spans: Vec::new(),
+            text: text.into(),
+        }
     }
 }
 

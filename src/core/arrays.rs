@@ -202,7 +202,8 @@ impl Peer {
         if let OpResult::Value { value: Value::Job(record), refused: None } = &result
             && record.state.is_final()
         {
-            self.event("job.closed", Some(job), record.reason.clone());
+            let whole = crate::model::trace::whole(record).into_iter().collect();
+            self.event_with("job.closed", Some(job), record.reason.clone(), whole);
         }
         self.drive_soon(job);
     }

@@ -108,6 +108,8 @@ pub struct Books {
     groups: Vec<String>,
     total: BTreeMap<String, u32>,
     totals: Totals,
+    /// Free thousandths of all GPUs.
+    free_milli: u64,
     /// Nodes of a pool by whole free GPUs: what a job fits into best is found without looking at all.
     index: Vec<BTreeMap<u32, BTreeSet<u32>>>,
 }
@@ -169,6 +171,7 @@ impl Books {
                     memory: group.memory.0,
                 };
                 books.totals.milli += node.milli();
+                books.free_milli += node.milli();
                 books.totals.cpus = books.totals.cpus.saturating_add(node.cpus);
                 books.totals.memory = books.totals.memory.saturating_add(node.memory);
                 let at = books.nodes.len() as u32;
@@ -214,6 +217,10 @@ impl Books {
     /// The node groups' names.
     pub fn groups(&self) -> &[String] {
         &self.groups
+    }
+    /// Free thousandths of all GPUs.
+    pub fn free_milli(&self) -> u64 {
+        self.free_milli
     }
     /// What there is in all.
     pub fn totals(&self) -> Totals {
@@ -269,8 +276,9 @@ impl Books {
     fn mark(&mut self, shares: &[NodeShare], need: &Need, taken: bool) {
         for share in shares {
             let Some(node) = self.nodes.get_mut(share.node as usize) else { continue };
-            let before = node.whole();
+            let (before, milli) = (node.whole(), node.milli());
             node.set(&share.gpus, need, taken);
+            self.free_milli = (self.free_milli + node.milli()).saturating_sub(milli);
             let (pool, after) = (node.pool as usize, node.whole());
             if let Some(by_free) = self.index.get_mut(pool).filter(|_| before != after) {
                 if let Some(set) = by_free.get_mut(&before) {

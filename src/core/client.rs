@@ -1,4 +1,5 @@
 //! Users' requests: submit, read, cancel, list, why.
+// tidy: long because each request of a user is taken, passed on and answered here, and read side by side
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,12 +11,14 @@ use super::api::{Candidate, ClientError, ClientRequest, ClientResponse, Output, 
 use super::message::{Message, Origin, RecordKey};
 use super::peer::{Peer, Timer};
 use super::placement;
+use super::placement::groups::GroupPlan;
 use super::propose::{Fresh, OpResult, Task};
 use super::purpose::Purpose;
-use crate::base::{BoundedVec, Home, JobId, PeerName, Span, TraceId, WallTime};
+use crate::base::{BoundedVec, Epoch, Home, JobId, PeerName, Span, TraceId, WallTime};
 use crate::model::record::{Birth, CancelIntent, Change, Checkpoint, MoveIntent, Refused};
 use crate::model::report::Liveness;
 use crate::model::spec::JobSpec;
+use crate::model::trace::{self, SpanNote, TraceParent};
 use crate::model::{JobRecord, JobState};
 
 /// Patience of a user's operation.
@@ -90,7 +93,10 @@ impl Peer {
 
     pub(super) fn on_client(&mut self, token: u64, request: ClientRequest) {
         match request {
-            ClientRequest::Submit { spec, key } => self.submit(token, *spec, key),
+            ClientRequest::Submit { spec, key } => self.submit(token, *spec, key, None, self.now.wall),
+            ClientRequest::SubmitUnder { spec, key, parent, received } => {
+                self.submit(token, *spec, key, parent, received);
+            }
             ClientRequest::Local { filter } => {
                 let jobs = self.acceptor.scan(&filter).into_iter().cloned().collect();
                 self.reply(token, ClientResponse::Jobs(jobs));
@@ -120,7 +126,15 @@ impl Peer {
         }
     }
 
-    fn submit(&mut self, token: u64, spec: JobSpec, key: Option<String>) {
+    fn submit(
+        &mut self,
+        token: u64,
+        spec: JobSpec,
+        key: Option<String>,
+        parent: Option<TraceParent>,
+        received: WallTime,
+    ) {
+        let begun = (received.min(self.now.wall), self.now.wall);
         let hash = spec_hash(&spec);
         if let Some(known) =
             key.as_ref().and_then(|k| self.clients.keys.get(&(spec.tenant.clone(), k.clone())))
@@ -135,7 +149,7 @@ impl Peer {
             // The same record under the same id: whether the first try was chosen or not, this settles it.
             let origin = Origin::Job(record.birth.clone());
             let task = Task::Create(Box::new(Value::job(record)), Fresh::No);
-            return self.propose(origin, task, Purpose::Submit { token, job }, PATIENCE);
+            return self.propose(origin, task, Purpose::Submit { token, job, begun }, PATIENCE);
         }
         if let Err(error) = self.can_take(&spec) {
             return self.reply_error(token, error);
@@ -149,14 +163,22 @@ impl Peer {
         };
         let Ok(homes) = BoundedVec::try_from(homes) else { return };
         let birth = Birth { tenant: spec.tenant.clone(), minter: self.cfg.name.clone(), sequence, homes };
-        let trace = TraceId(self.rng.bytes16());
-        let record = JobRecord::new(birth, spec, trace, self.now.wall);
-        if record.array.is_some() && record.child_birth(0).is_none() {
+        // One id for its whole life, in its record: the caller's, where the submission is part of a trace.
+        let trace = parent.map_or_else(|| TraceId(self.rng.bytes16()), |p| p.trace);
+        let mut record = JobRecord::new(birth, spec, trace, self.now.wall);
+        record.trace_parent = parent.map(|p| p.span);
+        if record.children() > 0 && record.child_birth(0).is_none() {
             // This life has given out half a thousand million numbers: the next one begins anew.
             return self.reply_error(token, ClientError::TooMany(self.cfg.jobs_max));
         }
         let value = Value::job(record.clone());
+        // There must be room for where its groups will be placed.
+        let later = crate::model::groups::PLACED_BYTES * record.spec.groups.list.len();
+        let most = crate::model::record::RECORD_BYTES_MAX.saturating_sub(later);
         match value.encode() {
+            Ok(bytes) if bytes.len() > most => {
+                return self.reply_error(token, ClientError::TooLarge(bytes.len() + later));
+            }
             Err(ValueError::TooLarge(bytes)) => return self.reply_error(token, ClientError::TooLarge(bytes)),
             Err(_) => return self.reply_error(token, ClientError::TooLarge(0)),
             Ok(_) => {}
@@ -167,7 +189,7 @@ impl Peer {
         }
         let (job, origin) = (record.id(), Origin::Job(record.birth));
         let task = Task::Create(Box::new(value), fresh);
-        self.propose(origin, task, Purpose::Submit { token, job }, PATIENCE);
+        self.propose(origin, task, Purpose::Submit { token, job, begun }, PATIENCE);
     }
 
     /// A job that fits nowhere ever is refused at once; one that fits nowhere now waits.
@@ -182,10 +204,11 @@ impl Peer {
         if let Some(why) = self.quota_never(spec) {
             return Err(ClientError::OverQuota(why));
         }
-        if !spec.groups.list.is_empty() {
-            return Err(ClientError::GroupsNotRun);
-        }
         self.placer.update(&self.view);
+        if !spec.groups.list.is_empty() {
+            let why = self.placer.plan_groups(spec).why_not;
+            return why.map_or(Ok(()), |why| Err(ClientError::GroupsFitNowhere(why)));
+        }
         if self.placer.fits_somewhere(spec) {
             return Ok(());
         }
@@ -219,16 +242,27 @@ impl Peer {
         self.clients.keys.insert((tenant, key), row);
     }
 
-    pub(super) fn client_submitted(&mut self, token: u64, job: JobId, result: OpResult) {
+    pub(super) fn client_submitted(
+        &mut self,
+        token: u64,
+        job: JobId,
+        begun: (WallTime, WallTime),
+        result: OpResult,
+    ) {
         let response = match result {
             OpResult::Value { value: Value::Job(record), .. } => {
                 let existed = record.version > 1;
                 if !existed {
-                    self.event(
-                        "job.submitted",
-                        Some(job),
-                        format!("{} taken by {}", record.spec.name, self.cfg.name),
-                    );
+                    let (now, none, me) = (self.now.wall, Epoch(0), self.cfg.name.clone());
+                    let homes: Vec<&str> = record.homes().iter().map(|h| h.peer.as_str()).collect();
+                    let spans = vec![
+                        SpanNote::new(trace::SUBMIT, none, begun.0, now).at(&me),
+                        SpanNote::new(trace::COMMIT, none, begun.1, now)
+                            .under(trace::SUBMIT)
+                            .note(format!("new record at {}", homes.join(", "))),
+                    ];
+                    let text = format!("{} taken by {me}", record.spec.name);
+                    self.event_with("job.submitted", Some(job), text, spans);
                 }
                 if let Some(owner) = self.owner_of(&record).filter(|o| *o != self.cfg.name) {
                     self.send(owner, Message::Look { birth: record.birth.clone() }, false);
@@ -361,11 +395,18 @@ impl Peer {
             ClientRequest::Release { by, .. } => Task::Job(Change::Release { by: by.clone() }),
             _ => Task::Read,
         };
-        let purpose = Purpose::Client { token, job, request: Box::new(request) };
+        let purpose = Purpose::Client { token, job, request: Box::new(request), begun: self.now.wall };
         self.propose(Origin::Job(birth), task, purpose, PATIENCE);
     }
 
-    pub(super) fn client_done(&mut self, token: u64, job: JobId, request: ClientRequest, result: OpResult) {
+    pub(super) fn client_done(
+        &mut self,
+        token: u64,
+        job: JobId,
+        request: ClientRequest,
+        begun: WallTime,
+        result: OpResult,
+    ) {
         let (record, refused) = match result {
             OpResult::Value { value: Value::Job(record), refused } => (record, refused),
             OpResult::Timeout { answered, needed } => {
@@ -397,7 +438,12 @@ impl Peer {
                 self.tell_about("job.released", &record);
                 ClientResponse::Job(Box::new((*record).clone()))
             }
-            (ClientRequest::Publish { .. }, None) => ClientResponse::Published,
+            (ClientRequest::Publish { epoch, uri, .. }, None) => {
+                let span = SpanNote::new(trace::CHECKPOINT, epoch, begun, self.now.wall).note(uri.as_str());
+                let text = format!("epoch {epoch} published {uri}");
+                self.event_with("job.checkpoint", Some(job), text, vec![span]);
+                ClientResponse::Published
+            }
             (ClientRequest::Why { .. }, None) => ClientResponse::Why(Box::new(self.why(&record))),
             _ => ClientResponse::Job(Box::new((*record).clone())),
         };
@@ -407,22 +453,25 @@ impl Peer {
     /// The record says it; the executor and the owner are told, so that they need not find out.
     fn tell_about(&mut self, kind: &str, record: &JobRecord) {
         let job = record.id();
-        self.event(kind, Some(job), record.reason.clone());
+        // A cancel may be its end.
+        self.event_with(kind, Some(job), record.reason.clone(), trace::whole(record).into_iter().collect());
         if let Some(placement) = &record.placement {
             self.send(placement.cluster.clone(), Message::Look { birth: record.birth.clone() }, false);
         }
         self.out.push(Output::Flash(super::api::Flash::Look { job }));
+        if record.groups.is_some()
+            && let Some(owner) = self.owner_of(record).filter(|o| *o != self.cfg.name)
+        {
+            self.send(owner, Message::Look { birth: record.birth.clone() }, false);
+        }
     }
 
     /// The same for a job that was not submitted; of its groups a plan.
     fn why_spec(&mut self, spec: &JobSpec) -> WhyReport {
         self.placer.update(&self.view);
-        let clusters = placement::explained(&mut self.placer, spec, self.now.mono, &[]);
+        let clusters = placement::explained(&mut self.placer, &of_one(spec), self.now.mono, &[]);
         let groups = (!spec.groups.list.is_empty()).then(|| self.placer.plan_groups(spec));
-        let summary = match &groups {
-            None => summarize(&clusters),
-            Some(plan) => plan.summary(),
-        };
+        let summary = groups.as_ref().map_or_else(|| summarize(&clusters), GroupPlan::summary);
         let policy = self.placer.weights_of(spec);
         WhyReport { summary, state: None, owner: None, policy, groups, clusters }
     }
@@ -430,7 +479,8 @@ impl Peer {
     pub(super) fn why(&mut self, record: &JobRecord) -> WhyReport {
         self.placer.update(&self.view);
         let told = self.told(&record.id());
-        let mut clusters = placement::explained(&mut self.placer, &record.spec, self.now.mono, &told);
+        let mut clusters =
+            placement::explained(&mut self.placer, &of_one(&record.spec), self.now.mono, &told);
         self.note_claims(record, &mut clusters);
         let owner = self.owner_of(record);
         let summary = match (&record.placement, record.state) {
@@ -438,12 +488,18 @@ impl Peer {
             (Some(placement), JobState::Placed) => {
                 format!("placed at {}, which has not started it yet", placement.cluster)
             }
-            (None, JobState::Running) => record.reason.clone(),
+            (None, JobState::Running | JobState::Placed) => record.reason.clone(),
+            (None, _) if record.groups.is_some() => {
+                format!("pending ({}): {}", record.reason, self.gathering(record))
+            }
+            (None, _) if record.group_of.is_some() => record.reason.clone(),
             (Some(placement), _) => format!("runs at {} as epoch {}", placement.cluster, record.epoch),
             (None, _) => format!("pending ({}): {}", record.reason, summarize(&clusters)),
         };
         let policy = self.placer.weights_of(&record.spec);
-        WhyReport { summary, state: Some(record.state), owner, policy, groups: None, clusters }
+        let waits = record.groups.is_some() && record.state == JobState::Pending;
+        let groups = waits.then(|| self.placer.plan_groups(&record.spec));
+        WhyReport { summary, state: Some(record.state), owner, policy, groups, clusters }
     }
 
     /// A home that missed a write: puts the present value on all homes again.
@@ -454,6 +510,14 @@ impl Peer {
     /// Homes of a record, for people.
     pub fn homes(record: &JobRecord) -> &[Home] {
         record.homes()
+    }
+}
+
+/// What the table of clusters is made for: of a job with groups the largest one.
+fn of_one(spec: &JobSpec) -> std::borrow::Cow<'_, JobSpec> {
+    match spec.groups.list.is_empty() {
+        true => std::borrow::Cow::Borrowed(spec),
+        false => std::borrow::Cow::Owned(JobSpec { groups: Default::default(), ..spec.clone() }),
     }
 }
 

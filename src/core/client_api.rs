@@ -10,6 +10,7 @@ use super::tenants::TenantReport;
 use crate::base::{ContactId, Epoch, Home, JobId, PeerName, Span, WallTime};
 use crate::model::spec::JobSpec;
 use crate::model::tenant::LimitsPatch;
+use crate::model::trace::TraceParent;
 use crate::model::{JobRecord, JobState};
 
 /// What a user may ask of the core. Everything else (logs, metrics) is the surface's.
@@ -21,6 +22,17 @@ pub enum ClientRequest {
         spec: Box<JobSpec>,
         /// The same key gives the same job (kept 24 h at the peer that took it).
         key: Option<String>,
+    },
+    /// The same, as part of the caller's own trace.
+    SubmitUnder {
+        /// The job.
+        spec: Box<JobSpec>,
+        /// See above.
+        key: Option<String>,
+        /// The caller's trace and span; none begins a new trace.
+        parent: Option<TraceParent>,
+        /// When the request came.
+        received: WallTime,
     },
     /// Read one record through the register.
     Get {
@@ -123,6 +135,8 @@ pub struct JobFilter {
     pub since: Option<WallTime>,
     /// and before this.
     pub until: Option<WallTime>,
+    /// Only those that the loss of this cluster touches: bound there, or lost with it at or after that time.
+    pub touched: Option<(PeerName, WallTime)>,
     /// The next page: only those that come after this one in the list.
     pub before: Option<(WallTime, JobId)>,
     /// At most this many, newest first; of one moment, the higher id first.
@@ -213,11 +227,9 @@ pub enum ClientError {
         /// Needed.
         needed: usize,
     },
-    /// Task groups are planned by a dry run, and not run by this version. Nothing was stored.
-    #[error(
-        "a job with groups is planned by submit --dry-run only; this version does not run one: submit each group as a job of its own"
-    )]
-    GroupsNotRun,
+    /// The job's groups cannot ever be placed all at once. Nothing was stored.
+    #[error("the job's groups can never run together: {0}")]
+    GroupsFitNowhere(String),
     /// The tenant's limits never let it run.
     #[error("{0}")]
     OverQuota(String),

@@ -17,18 +17,19 @@ use serde::{Deserialize, Serialize};
 
 use super::acceptor::{Value, ValueError};
 use super::api::{
-    AttemptKey, AttemptView, BackendCommand, BackendEvent, ClaimView, CoreConfig, Flash, NodeShare, Output,
-    StartCommand, StopReason, Table, Write,
+    AttemptKey, AttemptView, BackendCommand, BackendEvent, ClaimView, CoreConfig, Flash, NodeShare, Now,
+    Output, StartCommand, StopReason, Table, Write,
 };
 use super::message::{Claim, Message, Origin, Prospects, Terms};
 use super::peer::{Peer, Timer};
 use super::propose::{OpResult, Task};
 use super::purpose::Purpose;
 use super::schedule::{Request, Scheduler};
-use crate::base::{ContactId, Epoch, Home, Instant, JobId, PeerName, Span, WallTime};
+use crate::base::{ContactId, Epoch, Home, Instant, JobId, PeerName, Span, TraceId, WallTime};
 use crate::model::record::{Birth, Change};
 use crate::model::spec::JobSpec;
-use crate::model::{JobRecord, Outcome, Placement};
+use crate::model::trace::{self, SpanNote};
+use crate::model::{AttemptSummary, JobRecord, Outcome, Placement};
 
 /// Patience of the executor's own operations; they are repeated until they are done.
 const PATIENCE: Span = Span::secs(10);
@@ -65,6 +66,26 @@ struct Row {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     preempted: Option<String>,
     closed: Option<Closed>,
+    /// What its spans need.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    trail: Option<Trail>,
+}
+
+/// Of the record that placed an attempt, for its trace.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Trail {
+    trace: TraceId,
+    placed_at: WallTime,
+    /// Where it ran before, and when that ended.
+    from: Option<(PeerName, WallTime)>,
+}
+
+impl Trail {
+    fn of(record: &JobRecord, placement: &Placement) -> Self {
+        let before = record.attempts.iter().rev().find(|a| a.epoch < record.epoch && a.started_at.is_some());
+        let from = before.and_then(|a| Some((a.cluster.clone(), a.ended_at?)));
+        Self { trace: record.trace, placed_at: placement.at, from }
+    }
 }
 
 /// The contact that an attempt moves to.
@@ -85,6 +106,9 @@ struct Attempt {
     recorded: bool,
     rebinding: bool,
     busy: bool,
+    /// When the backend was told to start it, and when the record was told last, in this run of the peer.
+    handed: Option<WallTime>,
+    telling: WallTime,
 }
 
 #[derive(Debug, Clone)]
@@ -97,6 +121,8 @@ struct Waiting {
     /// As it was told last.
     prospects: Prospects,
     place: Option<u32>,
+    /// So many attempts of its own tenant would have to go, so that the tenant's limit lets it start.
+    own_victims: u32,
 }
 
 impl Waiting {
@@ -108,6 +134,7 @@ impl Waiting {
 #[derive(Debug, Clone)]
 struct Granted {
     epoch: Epoch,
+    since: Instant,
     until: Instant,
 }
 
@@ -135,6 +162,23 @@ pub(super) struct Executor {
     /// When places and estimates were made.
     prospects_at: Option<Instant>,
     priced_at: Option<Instant>,
+    /// When the tenants' usage was put on disk.
+    usage_at: Instant,
+}
+
+/// Under which the tenants' usage is kept.
+const USAGE_KEY: &[u8] = b"usage";
+/// It is put on disk this often,
+const USAGE_EVERY: Span = Span::secs(60);
+/// of so many tenants, those who used most.
+const USAGE_MAX: usize = 1_024;
+
+/// The tenants' usage as it was saved.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Usage {
+    /// By the clock for people, milliseconds.
+    at: u64,
+    used: Vec<(String, f64)>,
 }
 
 fn row_key(key: &AttemptKey) -> Vec<u8> {
@@ -147,7 +191,8 @@ impl Executor {
     pub fn recover(
         cfg: &CoreConfig,
         rows: &BTreeMap<Vec<u8>, Vec<u8>>,
-        now: Instant,
+        meta: &BTreeMap<Vec<u8>, Vec<u8>>,
+        Now { mono: now, wall }: Now,
     ) -> Result<Self, ValueError> {
         let mut exec = Executor {
             sched: Scheduler::new(&cfg.nodes, cfg.schedule.clone()),
@@ -165,7 +210,16 @@ impl Executor {
             prospects_at: None,
             closed_below: None,
             priced_at: None,
+            usage_at: now,
         };
+        // Soft: an unreadable row is as good as none. The clock for people may have jumped back.
+        let usage = meta.get(USAGE_KEY).and_then(|row| serde_json::from_slice::<Usage>(row).ok());
+        let Usage { at, used } = usage.unwrap_or_default();
+        let halves = Span::millis(wall.0.saturating_sub(at)).as_secs_f64()
+            / cfg.schedule.half_life.as_secs_f64().max(1.0);
+        for (tenant, used) in used.iter().take(USAGE_MAX) {
+            exec.sched.restore_usage(tenant, used * (-halves).exp2(), now);
+        }
         for bytes in rows.values() {
             let row: Row = serde_json::from_slice(bytes).map_err(|e| ValueError::Malformed(e.to_string()))?;
             let key = AttemptKey { job: row.birth.id(), epoch: row.epoch };
@@ -182,6 +236,8 @@ impl Executor {
                 recorded: false,
                 rebinding: false,
                 busy: false,
+                handed: None,
+                telling: WallTime(0),
             };
             exec.attempts.insert(key, attempt);
         }
@@ -202,11 +258,28 @@ impl Executor {
         }
     }
 
+    /// What the tenants used, once a minute where somebody used something: to be put on disk.
+    fn usage_row(&mut self, now: Instant, wall: WallTime) -> Option<Vec<u8>> {
+        if now.since(self.usage_at) < USAGE_EVERY {
+            return None;
+        }
+        self.usage_at = now;
+        let mut used = self.sched.accounts().top(now, USAGE_MAX);
+        used.retain(|(_, used)| *used >= 1e-3);
+        (!used.is_empty()).then(|| serde_json::to_vec(&Usage { at: wall.0, used }).ok()).flatten()
+    }
+
     pub fn explain(&self, job: &JobId) -> String {
         let attempts: Vec<_> =
             self.of_job(job).map(|(k, a)| (k.epoch, a.phase, a.busy, a.recorded)).collect();
         let (claim, grant) = (self.claims.contains_key(job), self.grants.contains_key(job));
         format!("attempts {attempts:?} claim {claim} grant {grant} looking {}", self.looking.contains(job))
+    }
+
+    /// The tenant and the trace of a job that has an attempt here.
+    pub fn of_trace(&self, job: &JobId) -> Option<(String, TraceId)> {
+        let mut all = self.of_job(job);
+        all.find_map(|(_, a)| Some((a.row.spec.tenant.clone(), a.row.trail.as_ref()?.trace)))
     }
 
     /// An attempt of this job is here and not closed.
@@ -338,6 +411,9 @@ impl Peer {
         if record.cancel.is_some() {
             return self.stop(key, StopReason::Cancel);
         }
+        if record.halted() {
+            return self.stop(key, StopReason::Drain);
+        }
         if record.moving.as_ref().is_some_and(|m| m.to != self.cfg.name) {
             return self.stop(key, StopReason::Drain);
         }
@@ -380,6 +456,8 @@ impl Peer {
             Some(why)
         } else if record.cancel.is_some() {
             Some("cancelled before it started".into())
+        } else if record.halted() {
+            Some("another group of its job has ended".into())
         } else if !current {
             // An attempt that never started is not started under an old binding.
             Some("its contact was taken over before it could start".into())
@@ -398,6 +476,7 @@ impl Peer {
             moving_to: None,
             preempted: None,
             closed: None,
+            trail: Some(Trail::of(record, placement)),
         };
         if refusal.is_none() {
             self.exec.sched.start(key, request, row.shares.clone(), self.now.mono);
@@ -410,6 +489,8 @@ impl Peer {
             recorded: false,
             rebinding: false,
             busy: false,
+            handed: None,
+            telling: self.now.wall,
         };
         self.exec.attempts.insert(key, attempt);
         self.exec.report_dirty = true;
@@ -432,7 +513,13 @@ impl Peer {
         let renewed_at =
             self.contacts.get(&binding.0).filter(|c| c.incarnation == binding.1).and_then(|c| c.renewed);
         let Some(renewed_at) = renewed_at.filter(|at| self.young_enough(*at, &record.spec)) else { return };
-        let spec = attempt.row.spec.clone();
+        let mut spec = attempt.row.spec.clone();
+        if let Some(of) = &record.group_of {
+            // Where the others are: known only now.
+            let names = spec.env.get("STARLING_GROUPS").cloned().unwrap_or_default();
+            let at = names.split(',').zip(&of.clusters).map(|(name, cluster)| format!("{name}={cluster}"));
+            spec.env.insert("STARLING_GROUP_CLUSTERS".into(), at.collect::<Vec<_>>().join(","));
+        }
         let start = StartCommand {
             key,
             shares: attempt.row.shares.clone(),
@@ -446,6 +533,10 @@ impl Peer {
             trace: record.trace,
             spec,
         };
+        let now = self.now.wall;
+        if let Some(attempt) = self.exec.attempts.get_mut(&key) {
+            attempt.handed.get_or_insert(now);
+        }
         self.backend(BackendCommand::Start(Box::new(start)));
     }
 
@@ -514,7 +605,8 @@ impl Peer {
                 // After a restart of this peer it has run for a while already.
                 let ran = Span::millis(self.now.wall.0.saturating_sub(at.0));
                 self.exec.sched.begins(&key, self.now.mono - ran);
-                self.event("attempt.started", Some(key.job), format!("epoch {} runs", key.epoch));
+                let spans = self.started_spans(&key, at);
+                self.event_with("attempt.started", Some(key.job), format!("epoch {} runs", key.epoch), spans);
                 self.attempt_again(key);
             }
             BackendEvent::Ended { key, outcome, started_at, at } => {
@@ -549,10 +641,46 @@ impl Peer {
         }
         self.exec.report_dirty = true;
         self.quota_counts(&key);
-        self.event("attempt.ended", Some(key.job), text);
+        let spans = self.ended_spans(&key);
+        self.event_with("attempt.ended", Some(key.job), text, spans);
         self.save(key);
         self.attempt_again(key);
         self.queue_changed();
+    }
+
+    /// What came before a program's start; nothing where this run of the peer did not start it.
+    fn started_spans(&self, key: &AttemptKey, at: WallTime) -> Vec<SpanNote> {
+        let Some(attempt) = self.exec.attempts.get(key) else { return Vec::new() };
+        let (Some(trail), Some(handed)) = (&attempt.row.trail, attempt.handed) else { return Vec::new() };
+        let me = &self.cfg.name;
+        let span = |name, from, to| SpanNote::new(name, key.epoch, from, to).at(me);
+        let mut spans = vec![span(trace::STAGE, trail.placed_at, handed), span(trace::START, handed, at)];
+        if let Some((from, ended)) = &trail.from {
+            let note = if from == me { format!("again at {me}") } else { format!("{from} to {me}") };
+            spans.push(span(trace::MOVE, *ended, at).note(note));
+        }
+        spans
+    }
+
+    /// The attempt and its run, once they are over.
+    fn ended_spans(&self, key: &AttemptKey) -> Vec<SpanNote> {
+        let Some(row) = self.exec.attempts.get(key).map(|a| &a.row) else { return Vec::new() };
+        let (Some(trail), Some(closed)) = (&row.trail, &row.closed) else { return Vec::new() };
+        let summary = AttemptSummary {
+            epoch: key.epoch,
+            cluster: self.cfg.name.clone(),
+            placed_at: trail.placed_at,
+            started_at: closed.started_at,
+            ended_at: Some(closed.at),
+            outcome: Some(closed.outcome.clone()),
+        };
+        let whole = SpanNote::of_attempt(&summary);
+        let run = closed.started_at.map(|at| SpanNote {
+            name: trace::RUN.into(),
+            from: at.min(closed.at),
+            ..whole.clone()
+        });
+        std::iter::once(whole).chain(run).collect()
     }
 
     /// Tells the record what it does not know yet, again and again until it does.
@@ -565,6 +693,7 @@ impl Peer {
         match (attempt.phase, &attempt.row.closed) {
             (Phase::Closed, Some(closed)) => {
                 attempt.busy = true;
+                attempt.telling = self.now.wall;
                 let change = Change::Close {
                     epoch: key.epoch,
                     outcome: closed.outcome.clone(),
@@ -611,7 +740,11 @@ impl Peer {
                     self.count("closes_refused");
                     self.event("attempt.superseded", Some(key.job), format!("epoch {}: {why}", key.epoch));
                 } else {
-                    self.event("job.closed", Some(key.job), record.reason.clone());
+                    let telling = self.exec.attempts.get(&key).map_or(self.now.wall, |a| a.telling);
+                    let commit = SpanNote::new(trace::COMMIT, key.epoch, telling, self.now.wall);
+                    let mut spans = vec![commit.under(trace::ATTEMPT).note("end")];
+                    spans.extend(trace::whole(&record));
+                    self.event_with("job.closed", Some(key.job), record.reason.clone(), spans);
                 }
                 self.drop_attempt(key);
                 if let Some(owner) = self.owner_of(&record).filter(|o| *o != self.cfg.name) {

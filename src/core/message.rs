@@ -8,12 +8,14 @@ use crate::model::record::Birth;
 
 /// The newest of these messages that this peer reads; gossiped as `build.wire`. Frames still begin with the version of
 /// `transport::codec`. From 0x5302 on `ClaimWith` and `ClaimStateWith` are read, from 0x5303 on `Tenants`, from 0x5304
-/// on `TenantsWord`; others are sent the plain forms. See docs/decisions/messages-that-grow.md.
-pub const SPEAKS: u16 = ASKS_TENANTS;
+/// on `TenantsWord`, from 0x5305 on records of jobs with groups; others are sent the plain forms. See docs/decisions/messages-that-grow.md.
+pub const SPEAKS: u16 = SPEAKS_GROUPS;
 /// From here on terms and tenants are read,
 pub const SPEAKS_TERMS: u16 = 0x5303;
 /// and from here on the question which tenants there are.
 pub const ASKS_TENANTS: u16 = 0x5304;
+/// and from here on records of jobs with groups are read: a group is placed at no older peer.
+pub const SPEAKS_GROUPS: u16 = 0x5305;
 
 /// Which register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -234,6 +236,9 @@ pub struct Terms {
     pub token: bool,
     /// How long the job has waited in all, so that its age survives a change of owner.
     pub waited: Span,
+    /// Several clusters are gathered for one job: while this claim is repeated its grant is kept, for a time.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub gathers: bool,
     /// What the owner knows of the tenant's ledger: whoever grants the claim must know of it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub card: Option<Box<Card>>,

@@ -4,6 +4,7 @@
 //! (`runtime::driver`) and the simulator (`simulations/`) drive this very code.
 
 pub mod acceptor;
+pub mod alerts;
 pub mod api;
 mod arrays;
 pub mod books;
@@ -11,6 +12,7 @@ pub mod client;
 mod client_api;
 mod contact;
 mod executor;
+mod groups;
 pub mod message;
 mod moving;
 mod owner;

@@ -16,6 +16,7 @@ use super::propose::{OpResult, Task};
 use super::purpose::Purpose;
 use crate::base::{ContactId, Home, Instant, JobId, PeerName, Span};
 use crate::model::record::{Change, ContactChange};
+use crate::model::trace::{self, SpanNote};
 use crate::model::{JobRecord, JobState, Placement};
 use claims::{Laid, Offer, Strikes};
 
@@ -57,12 +58,26 @@ struct Driven {
     /// The one cluster that may send others away for this job, and since when it may.
     token: Option<(PeerName, Instant)>,
     placing: bool,
+    /// Spans of the wait that the placement under way ends.
+    waited: Vec<SpanNote>,
     freeing: bool,
     scheduled: Option<Instant>,
     looked_at: Option<Instant>,
     read_at: Option<Instant>,
     held_from: Option<(u64, Instant)>,
     idle_from: Option<(u64, Instant)>,
+}
+
+impl Driven {
+    /// Since when the record is as it is, as far as was seen here.
+    fn since(&mut self, record: &JobRecord, now: Instant) -> Instant {
+        let from = match self.held_from {
+            Some((version, at)) if version == record.version => at,
+            _ => now,
+        };
+        self.held_from = Some((record.version, from));
+        from
+    }
 }
 
 /// Soft state of all jobs that this peer drives or might.
@@ -125,6 +140,11 @@ impl Owner {
                 }
             }
         }
+    }
+
+    /// Since when a job's record is as it is.
+    pub fn waits_since(&mut self, job: &JobId, record: &JobRecord, now: Instant) -> Instant {
+        self.jobs.get_mut(job).map_or(now, |driven| driven.since(record, now))
     }
 
     fn claims(&self, job: &JobId) -> Option<&BTreeMap<PeerName, Laid>> {
@@ -192,6 +212,7 @@ impl Peer {
                 self.drive_soon(*job);
                 if let Some(record) = self.acceptor.job_shared(job) {
                     self.child_ended(&record);
+                    self.group_changed(&record);
                 }
             }
             (RecordKey::Contact(id), Some(Value::Contact(record))) => {
@@ -220,10 +241,14 @@ impl Peer {
         }
         if !self.acts_for(&record) {
             self.withdraw_all(job, None);
+            self.drop_groups(&job);
             return self.idle(job, &record);
         }
         match record.placement.clone() {
             None if record.array.is_some() => self.drive_array(job, &record),
+            None if record.groups.is_some() => self.drive_groups(job, &record),
+            // What happens to a group is decided by its job's owner.
+            None if record.group_of.is_some() => self.drive_group(job, &record),
             None => self.drive_pending(job, &record),
             Some(placement) => self.drive_placed(job, &record, &placement),
         }
@@ -232,7 +257,7 @@ impl Peer {
 
     /// A home that does not act makes sure that the acting one knows the record at all: it may have
     /// missed every write so far. The longer nothing changes, the less often it asks.
-    fn idle(&mut self, job: JobId, record: &JobRecord) {
+    pub(super) fn idle(&mut self, job: JobId, record: &JobRecord) {
         let now = self.now.mono;
         let Some(driven) = self.owner.jobs.get_mut(&job) else { return };
         let (version, since) =
@@ -267,6 +292,7 @@ impl Peer {
     fn drop_driven(&mut self, job: JobId) {
         self.withdraw_all(job, None);
         self.drop_array(&job);
+        self.drop_groups(&job);
         self.owner.jobs.remove(&job);
     }
 
@@ -309,11 +335,7 @@ impl Peer {
         if driven.placing {
             return self.drive_at(job, now + CLAIM_EVERY);
         }
-        let from = match driven.held_from {
-            Some((version, at)) if version == record.version => at,
-            _ => now,
-        };
-        driven.held_from = Some((record.version, from));
+        let from = driven.since(record, now);
         if record.held.is_some() {
             self.withdraw_all(job, None);
             return self.drive_at(job, now + self.cfg.pace.idle_every);
@@ -343,14 +365,19 @@ impl Peer {
     }
 
     pub(super) fn owner_placed(&mut self, job: JobId, result: OpResult) {
+        let mut spans = Vec::new();
         if let Some(driven) = self.owner.jobs.get_mut(&job) {
             driven.placing = false;
+            spans = std::mem::take(&mut driven.waited);
         }
         if let OpResult::Value { value: Value::Job(record), refused } = result {
             if let (Some(placement), None) = (&record.placement, refused) {
                 let cluster = placement.cluster.clone();
                 self.withdraw_all(job, Some(&cluster));
-                self.event("job.placed", Some(job), format!("placed at {cluster} as epoch {}", record.epoch));
+                let commit = SpanNote::new(trace::COMMIT, record.epoch, placement.at, self.now.wall);
+                spans.push(commit.under(trace::ATTEMPT).note("placement"));
+                let text = format!("placed at {cluster} as epoch {}", record.epoch);
+                self.event_with("job.placed", Some(job), text, spans);
                 self.send(cluster, Message::Look { birth: record.birth.clone() }, false);
                 if let Some(driven) = self.owner.jobs.get_mut(&job) {
                     driven.looked_at = Some(self.now.mono);
@@ -538,7 +565,10 @@ impl Peer {
             if let Some(lost) = record.attempts.last().map(|a| a.cluster.clone()) {
                 self.strike(&lost, true);
             }
-            self.event("job.lost_contact", Some(job), record.reason.clone());
+            let mut spans: Vec<SpanNote> =
+                record.attempts.last().map(SpanNote::of_attempt).into_iter().collect();
+            spans.extend(trace::whole(&record));
+            self.event_with("job.lost_contact", Some(job), record.reason.clone(), spans);
         }
         self.drive_soon(job);
     }

@@ -11,6 +11,7 @@ use super::arrays::Arrays;
 use super::client::Clients;
 use super::contact::Contacts;
 use super::executor::Executor;
+use super::groups::Gangs;
 use super::message::{Message, Prospects, RecordKey, SPEAKS_TERMS, Terms};
 use super::owner::Owner;
 use super::past::Past;
@@ -23,6 +24,7 @@ use super::watch::Watch;
 use crate::base::{Home, Instant, JobId, PeerName, Rng, Span};
 use crate::model::policy::Policies;
 use crate::model::report::{Liveness, View};
+use crate::model::trace::SpanNote;
 
 /// What wakes the core.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -68,6 +70,7 @@ pub struct Peer {
     pub(super) past: Past,
     pub(super) tenants: Tenants,
     pub(super) arrays: Arrays,
+    pub(super) gangs: Gangs,
     pub(super) view: Arc<View>,
     pub(super) ring: Ring,
     pub(super) disk_full: bool,
@@ -94,12 +97,13 @@ impl Peer {
             acceptor: Acceptor::recover(rows(Table::Acceptors))?,
             proposer: Proposer::default(),
             owner: Owner::default(),
-            exec: Executor::recover(&cfg, rows(Table::Attempts), now.mono)?,
+            exec: Executor::recover(&cfg, rows(Table::Attempts), rows(Table::Meta), now)?,
             contacts: Contacts::recover(rows(Table::Meta))?,
             clients: Clients::recover(rows(Table::Meta))?,
             keeper: Keeper::default(),
             tenants: Tenants::recover(cfg.first_boot, rows(Table::Meta))?,
             arrays: Arrays::default(),
+            gangs: Gangs::default(),
             view: Arc::default(),
             ring: Ring::default(),
             disk_full: false,
@@ -326,8 +330,14 @@ impl Peer {
         *self.counters.entry(counter).or_default() += 1;
     }
     pub(super) fn event(&mut self, kind: &str, job: Option<JobId>, text: String) {
+        self.event_with(kind, job, text, Vec::new());
+    }
+    /// An event with the spans of the job's trace that ended with it.
+    pub(super) fn event_with(&mut self, kind: &str, job: Option<JobId>, text: String, spans: Vec<SpanNote>) {
         let record = job.and_then(|job| self.acceptor.job(&job));
-        let (tenant, trace) = record.map(|r| (r.spec.tenant.clone(), r.trace)).unzip();
+        let known = record.map(|r| (r.spec.tenant.clone(), r.trace));
+        // Not a home of it, but it runs here.
+        let (tenant, trace) = known.or_else(|| self.exec.of_trace(&job?)).unzip();
         let took = match (kind, record) {
             ("job.placed", Some(record)) => {
                 // Of a job that ran before: since that ended.
@@ -341,7 +351,7 @@ impl Peer {
             }
             _ => None,
         };
-        self.out.push(Output::Event(Event { tenant, trace, took, ..Event::new(kind, job, text) }));
+        self.out.push(Output::Event(Event { tenant, trace, took, spans, ..Event::new(kind, job, text) }));
     }
     pub(super) fn timer_in(&mut self, span: Span, timer: Timer) {
         self.timers.insert((self.now.mono + span, timer));

@@ -4,7 +4,7 @@ use super::api::{AttemptKey, ClientRequest};
 use super::peer::Peer;
 use super::propose::OpResult;
 use super::tenants::TenantPurpose;
-use crate::base::{ContactId, Instant, JobId};
+use crate::base::{ContactId, Instant, JobId, WallTime};
 use crate::model::record::ContactRecord;
 
 /// Where an operation's result goes.
@@ -18,6 +18,8 @@ pub enum Purpose {
         token: u64,
         /// The job.
         job: JobId,
+        /// When the request came, and when it was proposed.
+        begun: (WallTime, WallTime),
     },
     /// A user's read, cancel or publish.
     Client {
@@ -27,6 +29,8 @@ pub enum Purpose {
         job: JobId,
         /// What was asked.
         request: Box<ClientRequest>,
+        /// When it was proposed.
+        begun: WallTime,
     },
     /// The owner places a job.
     Place(JobId),
@@ -88,6 +92,17 @@ pub enum Purpose {
     ArrayChanged(JobId),
     /// About a tenant's ledger.
     Tenant(TenantPurpose),
+    /// The owner changed or read the record of a job with groups.
+    GroupsJob(JobId),
+    /// The owner places all groups of a job.
+    GroupsPlace(JobId),
+    /// The owner made, read or changed the record of a group.
+    Group {
+        /// Of which job.
+        job: JobId,
+        /// Which.
+        index: u32,
+    },
 }
 
 impl Peer {
@@ -95,8 +110,10 @@ impl Peer {
     pub(super) fn op_done(&mut self, purpose: Purpose, result: OpResult) {
         match purpose {
             Purpose::Nothing => {}
-            Purpose::Submit { token, job } => self.client_submitted(token, job, result),
-            Purpose::Client { token, job, request } => self.client_done(token, job, *request, result),
+            Purpose::Submit { token, job, begun } => self.client_submitted(token, job, begun, result),
+            Purpose::Client { token, job, request, begun } => {
+                self.client_done(token, job, *request, begun, result);
+            }
             Purpose::Place(job) => self.owner_placed(job, result),
             Purpose::OwnerRead => self.owner_read(result),
             Purpose::Free(job) => self.owner_freed(job, result),
@@ -118,6 +135,9 @@ impl Peer {
             Purpose::ArrayChild { job, rank } => self.child_asked(job, rank, result),
             Purpose::ArrayChanged(job) => self.array_changed(job, result),
             Purpose::Tenant(purpose) => self.tenant_done(purpose, result),
+            Purpose::GroupsJob(job) => self.groups_read(job, result),
+            Purpose::GroupsPlace(job) => self.groups_placed(job, result),
+            Purpose::Group { job, index } => self.group_asked(job, index, result),
         }
     }
 }

@@ -16,6 +16,9 @@ use crate::model::report::{
 use crate::model::spec::JobSpec;
 use crate::model::{JobRecord, JobState, Outcome};
 
+#[path = "groups_tests.rs"]
+mod groups_tests;
+
 struct Site {
     core: Peer,
     nodes: Vec<NodeCapacity>,
@@ -127,6 +130,7 @@ impl Mesh {
                 links: Vec::new(),
                 data: None,
                 images: None,
+                alerts: None,
                 heard_at: self.now,
             };
             let member = MemberView {
@@ -384,7 +388,7 @@ fn a_claim_of_a_stale_owner_is_passed_over() {
     let newer = Message::Claim(Box::new(claim.clone()));
     mesh.input(&name("b"), Input::Message { from: name("a"), message: newer });
     let stale = Claim { epoch: record.epoch.next(), priority: 99, ..claim };
-    let terms = Terms { waited: Span(u64::MAX), token: true, preemptible: true, card: None };
+    let terms = Terms { waited: Span(u64::MAX), token: true, preemptible: true, gathers: false, card: None };
     let stale = Message::ClaimWith { claim: Box::new(stale), terms };
     mesh.input(&name("b"), Input::Message { from: name("a"), message: stale });
     let queue = mesh.sites[&name("b")].core.inspect().queue;

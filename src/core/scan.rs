@@ -70,9 +70,17 @@ impl Acceptor {
                 && filter.tenant.as_ref().is_none_or(|t| r.spec.tenant == *t)
                 && filter.since.is_none_or(|since| r.submitted_at >= since)
                 && match filter.array {
-                    Some(array) => r.array_of.is_some_and(|of| of.parent == array),
-                    None => filter.prefix.is_some() || r.array_of.is_none(),
+                    Some(array) => {
+                        r.array_of.is_some_and(|of| of.parent == array)
+                            || r.group_of.as_ref().is_some_and(|of| of.parent == array)
+                    }
+                    None => {
+                        filter.prefix.is_some()
+                            || filter.touched.is_some()
+                            || (r.array_of.is_none() && r.group_of.is_none())
+                    }
                 }
+                && filter.touched.as_ref().is_none_or(|(cluster, since)| r.touched_by(cluster, *since))
         };
         if let Some(prefix) = &filter.prefix {
             // An id's text sorts as its bytes do.

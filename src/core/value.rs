@@ -41,6 +41,8 @@ pub enum ValueError {
 pub(super) const VALUE_VERSION: u8 = 1;
 /// Leads a record of an array, or of a job that waits for others: an older binary would drop what it says of them.
 const VALUE_VERSION_ARRAY: u8 = 3;
+/// Leads a record of a job with groups, or of a group: an older binary would take it for a job that may be placed.
+const VALUE_VERSION_GROUPS: u8 = 4;
 /// Leads a record that moves or has moved: an older binary would miss the seal, so it must not read it.
 const VALUE_VERSION_MOVED: u8 = 2;
 
@@ -48,9 +50,11 @@ impl Value {
     /// Bytes for the register.
     pub fn encode(&self) -> Result<Vec<u8>, ValueError> {
         let moved = |r: &JobRecord| r.generation > 0 || r.sealed.is_some();
+        let with_groups = |r: &JobRecord| r.groups.is_some() || r.group_of.is_some();
         let grouped =
             |r: &JobRecord| r.spec.array.is_some() || r.array_of.is_some() || !r.spec.after.is_empty();
         let mut bytes = match self {
+            Value::Job(record) if with_groups(record) => vec![VALUE_VERSION_GROUPS],
             Value::Job(record) if grouped(record) => vec![VALUE_VERSION_ARRAY],
             Value::Job(record) if moved(record) => vec![VALUE_VERSION_MOVED],
             _ => vec![VALUE_VERSION],
@@ -75,7 +79,10 @@ impl Value {
         let malformed = |e: serde_json::Error| ValueError::Malformed(e.to_string());
         match (bytes.split_first(), key) {
             (
-                Some((&(VALUE_VERSION | VALUE_VERSION_MOVED | VALUE_VERSION_ARRAY), rest)),
+                Some((
+                    &(VALUE_VERSION | VALUE_VERSION_MOVED | VALUE_VERSION_ARRAY | VALUE_VERSION_GROUPS),
+                    rest,
+                )),
                 RecordKey::Job(id),
             ) => {
                 let record: JobRecord = serde_json::from_slice(rest).map_err(malformed)?;

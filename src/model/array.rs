@@ -298,13 +298,15 @@ pub enum ArrayChange {
 }
 
 impl JobRecord {
-    /// The birth of an array's job; none where the array has no such rank.
+    /// The birth of an array's job, or of a job's group; none where there is no such rank.
     ///
-    /// Its sequence number is the array's own with the rank in it, under a top bit that no minter gives out. The
+    /// Its sequence number is the parent's own with the rank in it, under a top bit that no minter gives out. The
     /// upper half differs from array to array, so that what was forgotten of others (a floor on each upper half)
     /// refuses no job of this one that is made late.
     pub fn child_birth(&self, rank: u32) -> Option<Birth> {
-        self.spec.array.as_ref().filter(|array| rank < array.len())?;
+        if rank >= self.children() {
+            return None;
+        }
         let (life, count) = (self.birth.sequence >> 32, self.birth.sequence & u64::from(u32::MAX));
         if life >= 1 << 20 || count >= 1 << 29 || rank >= 1 << 14 {
             return None;
@@ -334,13 +336,16 @@ impl JobRecord {
             env.insert(name.into(), value);
         }
         let spec = JobSpec { name: name + &suffix, env, array: None, after: Vec::new(), ..self.spec.clone() };
+        let mut child = JobRecord::new(birth, spec, self.child_trace(rank), self.submitted_at);
+        child.array_of = Some(ArrayOf { parent: self.id(), index });
+        Some(child)
+    }
+
+    pub(super) fn child_trace(&self, rank: u32) -> TraceId {
         let mut ctx = digest::Context::new(&digest::SHA256);
         ctx.update(&self.trace.0);
         ctx.update(&rank.to_be_bytes());
-        let trace = TraceId(ctx.finish().as_ref()[..16].try_into().expect("16 of 32"));
-        let mut child = JobRecord::new(birth, spec, trace, self.submitted_at);
-        child.array_of = Some(ArrayOf { parent: self.id(), index });
-        Some(child)
+        TraceId(ctx.finish().as_ref()[..16].try_into().expect("16 of 32"))
     }
 
     /// Jobs that this one still waits for, by their place in `after`.

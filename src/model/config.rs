@@ -3,8 +3,10 @@
 //! Nothing needs to be configured: `Config::default()` is a peer of its own on this machine. The
 //! reference page is docs/reference/config.md; a test compares its tables with the keys here.
 
+mod alerts;
 mod economy;
 mod keys;
+mod kubernetes;
 mod read;
 mod schedule;
 #[cfg(test)]
@@ -15,7 +17,9 @@ use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
+pub use alerts::{AlertsConfig, NotifierConfig, Through};
 pub use keys::SECTIONS;
+pub use kubernetes::KubernetesBackendConfig;
 pub use schedule::{GpuSets, ScheduleConfig};
 
 use super::input::Mistake;
@@ -82,6 +86,8 @@ pub struct Config {
     pub schedule: ScheduleConfig,
     /// How often and how long.
     pub timing: TimingConfig,
+    /// What is an incident, and who is told of it.
+    pub alerts: AlertsConfig,
     /// What happens on SIGTERM.
     pub shutdown: ShutdownConfig,
     /// Certificates that this peer signs.
@@ -90,6 +96,19 @@ pub struct Config {
     pub local: LocalBackendConfig,
     /// The Slurm backend.
     pub slurm: SlurmBackendConfig,
+    /// The Kubernetes backend.
+    pub kubernetes: KubernetesBackendConfig,
+    /// Where traces are sent.
+    pub trace: TraceConfig,
+}
+
+/// Where traces are sent.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TraceConfig {
+    /// An OTLP collector, `http://host:4318` or `https://…`. Default none: as OTEL_EXPORTER_OTLP_ENDPOINT says.
+    pub otlp: Option<String>,
+    /// Certificates (PEM) that an https collector's is signed by. Default none: those that the system trusts.
+    pub ca: Option<PathBuf>,
 }
 
 /// A dataset that this cluster holds.
@@ -121,6 +140,8 @@ pub enum BackendKind {
     Local,
     /// A Slurm cluster.
     Slurm,
+    /// A Kubernetes cluster.
+    Kubernetes,
 }
 
 impl BackendKind {
@@ -129,6 +150,7 @@ impl BackendKind {
         match self {
             Self::Local => "local",
             Self::Slurm => "slurm",
+            Self::Kubernetes => "kubernetes",
         }
     }
 }
@@ -322,6 +344,7 @@ impl Default for Config {
                 probe_every: Some(Span::secs(300)),
                 probe_share_milli: 5,
             },
+            alerts: AlertsConfig::default(),
             shutdown: ShutdownConfig {
                 deadline: Span::secs(30),
                 jobs: ShutdownJobs::default(),
@@ -330,6 +353,8 @@ impl Default for Config {
             certificate: CertificateConfig { lifetime: Span::secs(30 * 86_400) },
             local: LocalBackendConfig { container_runtime: None, cgroups: true },
             slurm: SlurmBackendConfig::default(),
+            kubernetes: KubernetesBackendConfig::default(),
+            trace: TraceConfig::default(),
         }
     }
 }
@@ -338,6 +363,12 @@ impl Config {
     /// Reads a configuration. Every mistake is named at once, with its line.
     pub fn check(text: &str) -> Result<Config, Vec<ConfigMistake>> {
         read::read(text)
+    }
+
+    /// The same without what is nobody else's business: addresses of webhooks beyond their host, header values, what
+    /// commands are given.
+    pub fn without_secrets(&self) -> Config {
+        Config { alerts: self.alerts.without_secrets(), ..self.clone() }
     }
 
     /// Writes the whole configuration, defaults included; `check` of it gives the same one.

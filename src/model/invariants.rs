@@ -74,10 +74,12 @@ pub struct JobMark {
 impl JobMark {
     /// Of one record.
     pub fn of(record: &JobRecord) -> Self {
+        // All groups of one epoch are placed by one change, and stay where they are.
+        let groups = || record.groups.as_ref().filter(|g| g.under_way()).map(|_| record.groups_at());
         Self {
             version: record.version,
             epoch: record.epoch.0,
-            cluster: record.placement.as_ref().map(|p| p.cluster.to_string()),
+            cluster: record.placement.as_ref().map(|p| p.cluster.to_string()).or_else(groups),
             checkpoint: record.checkpoint.as_ref().map(|c| c.epoch.0),
             state: record.state,
             cancelled: record.cancel.is_some(),

@@ -1,10 +1,12 @@
 //! What people and peers say to each other: job specs, reports, records, configuration. Typed and
 //! valid once built; no I/O here.
 
+pub mod alert;
 pub mod array;
 pub mod brought;
 pub mod config;
 pub mod gpu;
+pub mod groups;
 pub mod input;
 pub mod invariants;
 #[cfg(test)]
@@ -20,6 +22,7 @@ pub mod spec_input;
 pub mod tenant;
 pub mod timestamp;
 pub mod topology;
+pub mod trace;
 
 pub use policy::{Policies, Term, Weights};
 pub use record::{

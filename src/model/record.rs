@@ -10,8 +10,9 @@ use ring::digest;
 use serde::{Deserialize, Serialize};
 
 use super::array::{ArrayChange, ArrayOf, ArrayState};
+use super::groups::{GroupOf, GroupsChange, GroupsState};
 use super::spec::JobSpec;
-use crate::base::{BoundedVec, ContactId, Epoch, Home, JobId, PeerName, Span, TraceId, WallTime};
+use crate::base::{BoundedVec, ContactId, Epoch, Home, JobId, PeerName, Span, SpanId, TraceId, WallTime};
 
 /// Largest encoded record.
 pub const RECORD_BYTES_MAX: usize = 64 * 1024;
@@ -161,6 +162,28 @@ pub enum Outcome {
     Refused(String),
 }
 
+impl Outcome {
+    /// It ended as somebody meant it to: well, cancelled, or to go on elsewhere.
+    pub fn is_as_meant(&self) -> bool {
+        matches!(self, Self::Exited(0) | Self::Cancelled | Self::Stopped(_) | Self::Refused(_))
+    }
+}
+
+impl std::fmt::Display for Outcome {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Exited(code) => write!(f, "exit {code}"),
+            Self::Signaled(signal) => write!(f, "ended by signal {signal}"),
+            Self::TimedOut => f.write_str("ran into max_runtime"),
+            Self::Cancelled => f.write_str("cancelled"),
+            Self::Stopped(why) => write!(f, "stopped: {why}"),
+            Self::Lost => f.write_str("lost with its cluster"),
+            Self::NotStarted(why) => write!(f, "not started: {why}"),
+            Self::Refused(why) => write!(f, "taken back: {why}"),
+        }
+    }
+}
+
 /// One past or present execution.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttemptSummary {
@@ -249,6 +272,9 @@ pub struct JobRecord {
     pub finished_at: Option<WallTime>,
     /// One trace for its whole life.
     pub trace: TraceId,
+    /// The span of another's trace under which it was submitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace_parent: Option<SpanId>,
     /// One sentence on why it is where it is, for people.
     pub reason: String,
     /// Which home set holds it: 0 is the one of its birth, one more with every move.
@@ -269,6 +295,12 @@ pub struct JobRecord {
     /// A bit for each of `spec.after` that has ended as it should.
     #[serde(default, skip_serializing_if = "is_zero_64")]
     pub after_met: u64,
+    /// Where its groups are, where it has some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub groups: Option<GroupsState>,
+    /// Of which job it is a group.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group_of: Option<GroupOf>,
     /// Fields of later versions; kept as found.
     #[serde(flatten)]
     pub ext: BTreeMap<String, serde_json::Value>,
@@ -431,6 +463,8 @@ pub enum Change {
     },
     /// An array goes on, or a job that waits for others.
     Array(ArrayChange),
+    /// A job with groups goes on, or one of its groups.
+    Groups(GroupsChange),
 }
 
 fn is_zero(n: &u32) -> bool {
@@ -459,6 +493,8 @@ impl JobRecord {
             array: spec.array.as_ref().map(|_| ArrayState::default()),
             array_of: None,
             after_met: 0,
+            groups: (!spec.groups.list.is_empty()).then(GroupsState::default),
+            group_of: None,
             spec,
             state: JobState::Pending,
             epoch: Epoch(0),
@@ -475,6 +511,7 @@ impl JobRecord {
             submitted_at: at,
             finished_at: None,
             trace,
+            trace_parent: None,
             reason,
             generation: 0,
             moved_to: None,
@@ -491,6 +528,16 @@ impl JobRecord {
     /// Who holds it in its present generation.
     pub fn homes(&self) -> &[Home] {
         self.moved_to.as_ref().unwrap_or(&self.birth.homes)
+    }
+
+    /// The loss of this cluster concerns it: it is bound there, or an attempt was lost there at or after that time.
+    pub fn touched_by(&self, cluster: &PeerName, since: WallTime) -> bool {
+        self.placement.as_ref().is_some_and(|p| p.cluster == *cluster)
+            || self.attempts.iter().any(|a| {
+                a.cluster == *cluster
+                    && a.outcome == Some(Outcome::Lost)
+                    && a.ended_at.is_some_and(|at| at >= since)
+            })
     }
 
     /// The first value of the next generation; none while this one is not sealed. Only a *chosen* sealed
@@ -535,6 +582,9 @@ impl JobRecord {
                 if self.array.is_some() {
                     return Err(Refused::Held("it is an array: its jobs are placed".into()));
                 }
+                if self.groups.is_some() || self.group_of.is_some() {
+                    return Err(Refused::Held("all groups of a job are placed together".into()));
+                }
                 if self.waits_for().next().is_some() {
                     return Err(Refused::Held("it waits for other jobs".into()));
                 }
@@ -566,7 +616,9 @@ impl JobRecord {
                 }
             }
             Change::Close { epoch, outcome, started_at, at } => {
-                if self.lost_is_newest(*epoch) && matches!(outcome, Outcome::Exited(0)) {
+                // A group that was given up has ended its job's epoch: what it did since does not count.
+                let counts = self.group_of.is_none() && matches!(outcome, Outcome::Exited(0));
+                if counts && self.lost_is_newest(*epoch) {
                     // It had finished before its cluster was given up, and nothing newer was placed:
                     // a finished job is not run again because somebody was unreachable.
                     next.losses = next.losses.saturating_sub(1);
@@ -593,6 +645,9 @@ impl JobRecord {
                     (p.series, p.contact_homes) = (*series, homes);
                 }
             }
+            Change::Cancel { .. } | Change::Move { .. } if self.group_of.is_some() => {
+                return Err(Refused::Held("it is a group: cancel the job that it belongs to".into()));
+            }
             Change::Cancel { intent } => {
                 if self.cancel.is_none() {
                     next.cancel = Some(intent.clone());
@@ -600,6 +655,8 @@ impl JobRecord {
                 if self.array.as_ref().is_some_and(|a| a.opened > 0) {
                     next.reason = format!("cancel asked by {}; waits for its jobs to stop", intent.by);
                     next.array_over(intent.at);
+                } else if next.groups_cancel(&intent.by) {
+                    // Its groups' records must end first.
                 } else if self.placement.is_none() {
                     next.finish(JobState::Cancelled, format!("cancelled by {}", intent.by), intent.at);
                 } else {
@@ -621,6 +678,9 @@ impl JobRecord {
             }
             Change::Move { .. } if self.array.is_some() => {
                 return Err(Refused::Held("it is an array: move its jobs".into()));
+            }
+            Change::Move { .. } if self.groups.is_some() => {
+                return Err(Refused::Held("it has groups, and a move names one cluster".into()));
             }
             Change::Move { intent } => {
                 if self.cancel.is_some() {
@@ -646,6 +706,7 @@ impl JobRecord {
                 }
             }
             Change::Array(change) => next.array_apply(change)?,
+            Change::Groups(change) => next.groups_apply(change)?,
             Change::Seal { .. } => {}
         }
         next.version = self.version.saturating_add(1);
@@ -680,6 +741,7 @@ impl JobRecord {
             Change::MoveOver { intent } => self.moving.as_ref() != Some(intent),
             Change::Release { .. } => self.held.is_none() && self.losses_in_a_row == 0,
             Change::Array(change) => self.array_reflects(change),
+            Change::Groups(change) => self.groups_reflects(change),
             Change::Seal { generation, next } => {
                 self.generation > *generation || self.sealed.as_deref() == Some(next.as_slice())
             }
@@ -703,6 +765,18 @@ impl JobRecord {
             last.ended_at = Some(at);
             last.outcome = Some(outcome.clone());
         }
+        if let Some(of) = &mut self.group_of {
+            of.halt = None;
+            self.losses = self.losses.saturating_add(u32::from(outcome == Outcome::Lost));
+            self.state = JobState::Pending;
+            self.reason = format!("its attempt at {cluster} has ended; its job says what follows");
+            return;
+        }
+        self.settle(outcome, &cluster, at);
+    }
+
+    /// What follows from the end of an attempt.
+    pub(super) fn settle(&mut self, outcome: Outcome, cluster: &str, at: WallTime) {
         let lost_contact = matches!(outcome, Outcome::Lost);
         self.losses = self.losses.saturating_add(u32::from(lost_contact));
         self.losses_in_a_row = if lost_contact { self.losses_in_a_row.saturating_add(1) } else { 0 };

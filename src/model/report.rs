@@ -144,6 +144,19 @@ pub struct QueueReport {
     /// GPUs that a higher priority could get by preemption, by the priority that holds them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub gpus_reclaimable: BTreeMap<u8, u32>,
+    /// GPUs that are kept free for jobs that ran before and for urgent ones,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub gpus_buffer: u32,
+    /// of at least this priority.
+    #[serde(default, skip_serializing_if = "is_zero_8")]
+    pub buffer_priority: u8,
+}
+
+fn is_zero(n: &u32) -> bool {
+    *n == 0
+}
+fn is_zero_8(n: &u8) -> bool {
+    *n == 0
 }
 
 /// The form of a queue report inside a flash, which is positional: what came later travels by gossip alone.
@@ -282,6 +295,8 @@ pub struct Report {
     pub data: Option<Inventory>,
     /// The images that it holds.
     pub images: Option<Inventory>,
+    /// What it finds wrong, and what it knows of what was said about it. Shared: most of a view stays as it was.
+    pub alerts: Option<Arc<super::alert::AlertsReport>>,
     /// When any of it last changed here, on this peer's clock.
     pub heard_at: Instant,
 }

@@ -200,6 +200,7 @@ mod tests {
             links: Vec::new(),
             data: None,
             images: None,
+            alerts: None,
             heard_at: Instant(0),
         }
     }

@@ -240,6 +240,9 @@ impl JobSpec {
 
     /// GPUs of all nodes together.
     pub fn gpus_total(&self) -> u64 {
-        u64::from(self.resources.gpus) * u64::from(self.nodes)
+        match self.groups.list.as_slice() {
+            [] => u64::from(self.resources.gpus) * u64::from(self.nodes),
+            groups => groups.iter().map(|g| u64::from(g.resources.gpus) * u64::from(g.nodes)).sum(),
+        }
     }
 }

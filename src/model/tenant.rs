@@ -196,8 +196,13 @@ impl Limits {
         if self.gpu_ms.is_some() && spec.max_runtime.is_none() && spec.gpus_total() > 0 {
             return Some("has a limit of GPU-hours, so the job must say its max_runtime".into());
         }
-        let asks =
-            Amount::of(spec.nodes, &spec.resources, spec.max_runtime.filter(|_| self.gpu_ms.is_some()));
+        let run = spec.max_runtime.filter(|_| self.gpu_ms.is_some());
+        let asks = match spec.groups.list.as_slice() {
+            [] => Amount::of(spec.nodes, &spec.resources, run),
+            groups => {
+                groups.iter().map(|g| Amount::of(g.nodes, &g.resources, run)).fold(Amount::ZERO, Amount::plus)
+            }
+        };
         for (i, (asked, limit)) in asks.parts().into_iter().zip(self.ceiling()).enumerate() {
             if let Some(limit) = limit.filter(|limit| asked > *limit) {
                 let (asked, limit) = (spell(i, asked), spell(i, limit));

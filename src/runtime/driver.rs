@@ -321,7 +321,11 @@ impl Driver {
     }
 
     fn event(&self, event: Event) {
-        tracing::info!(kind = %event.kind, job = ?event.job, "{}", event.text);
+        // A job's lines all carry its trace.
+        match (&event.job, &event.trace) {
+            (Some(job), Some(trace)) => tracing::info!(kind = %event.kind, %job, %trace, "{}", event.text),
+            (job, _) => tracing::info!(kind = %event.kind, ?job, "{}", event.text),
+        }
         self.handle.note(event);
     }
 }

@@ -14,6 +14,7 @@ use super::eventlog::EventLog;
 use crate::base::{PeerName, Span, StoreId, WallTime};
 use crate::core::api::{AttemptKey, Event};
 use crate::core::{ClientRequest, ClientResponse};
+use crate::model::alert::AlertsReport;
 use crate::model::report::View;
 use crate::model::spec_input::SpecDefaults;
 
@@ -101,6 +102,23 @@ pub struct SelfInfo {
     pub draining: bool,
 }
 
+/// Settings of a peer that others compare with their own.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct PeerSettings {
+    /// How far clock rates may be off, thousandths. All peers alike, or a job may run twice.
+    pub rho_milli: u64,
+    /// Time for killing an attempt, plus safety. All peers alike, or a job may run twice.
+    pub margin: Span,
+    /// Homes of a new record.
+    pub replicas: usize,
+    /// Grace of jobs that say none.
+    pub grace: Span,
+    /// Names of the notifiers.
+    pub notifiers: Vec<String>,
+    /// The whole configuration as TOML, without secrets.
+    pub config: String,
+}
+
 /// A running peer.
 #[async_trait]
 pub trait PeerHandle: Send + Sync + 'static {
@@ -132,6 +150,14 @@ pub trait PeerHandle: Send + Sync + 'static {
     /// The core's own events as they come, without notes that are made only for watchers.
     fn journal(&self) -> broadcast::Receiver<Event> {
         self.events()
+    }
+    /// Keeps an event of a part that is not the core.
+    fn note(&self, _event: Event) {}
+    /// Tells the other members what is wrong here, and what was said about it.
+    fn tell_alerts(&self, _report: AlertsReport) {}
+    /// Settings in effect.
+    fn settings(&self) -> PeerSettings {
+        PeerSettings::default()
     }
     /// What is written down here: events and audit; none where nothing is.
     fn log(&self) -> Option<EventLog> {

@@ -10,4 +10,4 @@ pub mod mesh;
 pub mod store;
 pub mod tokens;
 
-pub use handle::{CallError, MemberInfo, PeerHandle, ProxyRequest, ProxyResponse, SelfInfo};
+pub use handle::{CallError, MemberInfo, PeerHandle, PeerSettings, ProxyRequest, ProxyResponse, SelfInfo};

@@ -3,8 +3,10 @@
 
 // tidy: long because it is a list of documents, each of them short
 
+mod incidents;
 mod mesh;
 mod tenants;
+mod trace;
 
 use std::collections::BTreeMap;
 
@@ -16,8 +18,10 @@ use crate::core::placement::groups::GroupPlan;
 use crate::core::placement::{Estimate, Reason};
 use crate::model::{JobRecord, JobSpec, JobState, Outcome};
 
+pub use incidents::*;
 pub use mesh::*;
 pub use tenants::*;
+pub use trace::*;
 
 /// Answer to `POST /v1/jobs`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -84,6 +88,44 @@ pub struct ArrayOfDocument {
     pub id: JobId,
     /// Its index there.
     pub index: u32,
+}
+
+/// A group of a job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobGroupDocument {
+    /// Its name.
+    pub name: String,
+    /// Its own record.
+    pub id: JobId,
+    /// Nodes.
+    pub nodes: u32,
+    /// GPUs over all nodes.
+    pub gpus: u64,
+    /// Where it is under the newest epoch.
+    pub cluster: Option<PeerName>,
+    /// It was seen to run.
+    pub started: bool,
+    /// How it ended under that epoch, once that was seen.
+    pub outcome: Option<Outcome>,
+}
+
+impl JobGroupDocument {
+    fn of(record: &JobRecord) -> Vec<Self> {
+        let Some(state) = &record.groups else { return Vec::new() };
+        let one = |(i, group): (u32, &crate::model::spec::Group)| {
+            let placed = state.placed.get(i as usize);
+            Some(Self {
+                name: group.name.clone(),
+                id: record.child_birth(i)?.id(),
+                nodes: group.nodes,
+                gpus: u64::from(group.resources.gpus) * u64::from(group.nodes),
+                cluster: placed.map(|p| p.placement.cluster.clone()),
+                started: placed.is_some_and(|p| p.started),
+                outcome: placed.and_then(|p| p.outcome.clone()),
+            })
+        };
+        (0u32..).zip(&record.spec.groups.list).filter_map(one).collect()
+    }
 }
 
 /// A job that another waits for.
@@ -177,6 +219,12 @@ pub struct JobDocument {
     /// Of which array it is part.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub array_of: Option<ArrayOfDocument>,
+    /// Its groups, where it has some.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<JobGroupDocument>,
+    /// The job of which it is a group.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group_of: Option<JobId>,
     /// Jobs that it waits for, or waited for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub after: Vec<AfterDocument>,
@@ -216,6 +264,8 @@ impl JobDocument {
             trace: record.trace.to_string(),
             array: ArrayDocument::of(record),
             array_of: record.array_of.map(|of| ArrayOfDocument { id: of.parent, index: of.index }),
+            groups: JobGroupDocument::of(record),
+            group_of: record.group_of.as_ref().map(|of| of.parent),
             after: AfterDocument::of(record),
             spec: with_spec.then(|| record.spec.clone()),
         }
@@ -495,6 +545,9 @@ pub struct EventDocument {
     pub kind: String,
     /// The job, where it is about one.
     pub job: Option<JobId>,
+    /// Its trace, where the peer knows it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace: Option<String>,
     /// One sentence.
     pub text: String,
     /// When this peer passed it on.

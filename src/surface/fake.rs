@@ -174,6 +174,7 @@ impl Fake {
             links: if *peer == self.me { vec![] } else { vec![link] },
             data: None,
             images: None,
+            alerts: None,
             heard_at: Instant(0),
         }
     }
@@ -279,7 +280,9 @@ impl PeerHandle for Fake {
             return Ok(ClientResponse::Error(error));
         }
         Ok(match request {
-            ClientRequest::Submit { spec, key } => self.submit(*spec, key),
+            ClientRequest::Submit { spec, key } | ClientRequest::SubmitUnder { spec, key, .. } => {
+                self.submit(*spec, key)
+            }
             ClientRequest::Get { job } => {
                 self.record(job).map_or_else(|e| e, |r| ClientResponse::Job(Box::new(r)))
             }

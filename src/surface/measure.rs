@@ -33,6 +33,23 @@ impl Histogram {
         self.sum += seconds;
     }
 
+    /// What came after an earlier state of it.
+    pub fn since(&self, before: &Self) -> Self {
+        let mut out = self.clone();
+        for (bucket, old) in out.buckets.iter_mut().zip(before.buckets) {
+            *bucket = bucket.saturating_sub(old);
+        }
+        out.count = out.count.saturating_sub(before.count);
+        out.sum = (out.sum - before.sum).max(0.0);
+        out
+    }
+
+    /// Seconds that a share, in thousandths, of what was observed stayed below, rounded down to a bound; none of
+    /// nothing.
+    pub fn quantile(&self, milli: u64) -> Option<f64> {
+        quantile(&BOUNDS, &self.buckets, self.count, milli)
+    }
+
     /// As lines under a name.
     pub fn write(&self, out: &mut String, name: &str) {
         for (bucket, bound) in self.buckets.iter().zip(BOUNDS) {
@@ -41,6 +58,14 @@ impl Histogram {
         let _ = writeln!(out, "{name}_bucket{{le=\"+Inf\"}} {}", self.count);
         let _ = writeln!(out, "{name}_count {}\n{name}_sum {}", self.count, self.sum);
     }
+}
+
+/// The lower bound of the bucket in which a share, in thousandths, of all observations is reached. The counts are
+/// cumulative, one for each bound.
+pub fn quantile(bounds: &[f64], counts: &[u64], all: u64, milli: u64) -> Option<f64> {
+    let wanted = all.checked_mul(milli)?.div_ceil(1_000);
+    let at = counts.iter().position(|n| *n >= wanted).unwrap_or(counts.len());
+    (all > 0).then(|| if at == 0 { 0.0 } else { bounds.get(at - 1).copied().unwrap_or(0.0) })
 }
 
 /// All that is counted.
@@ -111,6 +136,9 @@ mod tests {
         );
         assert!(text.contains("x_bucket{le=\"+Inf\"} 3\nx_count 3\nx_sum 20.035\n"), "{text}");
         assert_eq!(measures.start.count, 0);
+        assert_eq!((measures.start.quantile(950), measures.schedule.quantile(500)), (None, Some(0.025)));
+        assert_eq!(measures.schedule.quantile(950), Some(10.0));
+        assert_eq!(measures.schedule.since(&measures.schedule).quantile(950), None);
         assert!(measures.kinds.len() <= KINDS_MAX + 1);
         assert_eq!(measures.kinds.values().sum::<u64>(), 203);
     }

@@ -234,7 +234,13 @@ mod tests {
                     image: false,
                     max_runtime: Some(Span::secs(1)),
                 }),
-                terms: Terms { preemptible: true, token: false, waited: Span::secs(2), card: None },
+                terms: Terms {
+                    preemptible: true,
+                    token: false,
+                    waited: Span::secs(2),
+                    gathers: false,
+                    card: None,
+                },
             },
             Message::ClaimStateWith {
                 job: JobId([9; 20]),

@@ -230,6 +230,13 @@ pub(super) async fn receive(
 /// A few linked peers that the origin does not say it reaches. All who are linked to such a one see that: each goes
 /// ahead so seldom that about `flash_fanout` do. An origin of an older build counts on being passed on in any case.
 fn onward(shared: &Shared, origin: &Link) -> Vec<Arc<Link>> {
+    // The common case first, and without a look at every link: each peer of the mesh does this for every flash.
+    if origin.passes {
+        let (connected, reach) = (shared.pool.connected(), lock(&origin.reach));
+        if connected.difference(&reach).all(|peer| *peer == origin.peer) {
+            return Vec::new();
+        }
+    }
     let mut links = shared.pool.links();
     links.retain(|link| link.peer != origin.peer);
     let all = links.len() as u64;

@@ -4,8 +4,6 @@ use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 
-use ring::digest;
-
 use super::container::{self, ContainerRun};
 use super::files::{GuardSpec, RankSpec};
 use super::processes::COOKIE_VARIABLE;
@@ -13,6 +11,7 @@ use super::{LocalConfig, clock};
 use crate::base::PeerName;
 use crate::core::api::StartCommand;
 use crate::model::spec::Run;
+use crate::model::trace::traceparent;
 
 /// What of the peer's own environment a job may see.
 const INHERITED: [&str; 7] = ["PATH", "HOME", "LANG", "USER", "TMPDIR", "TZ", "LD_LIBRARY_PATH"];
@@ -73,6 +72,7 @@ pub fn guard_spec(command: &StartCommand, host: &Host<'_>) -> Result<GuardSpec, 
         inherit: false,
         first_rank: 0,
         notice_signal: None,
+        echo: false,
         remote: None,
     })
 }
@@ -111,11 +111,7 @@ pub(in crate::backends) fn common_env(
     set(&mut env, "STARLING_CLUSTER", peer);
     let place = |name: &String| datasets.get(name).map_or_else(|| name.clone(), |p| p.display().to_string());
     set(&mut env, "STARLING_DATA", spec.data.iter().map(place).collect::<Vec<_>>().join("\n"));
-    let mut span = digest::Context::new(&digest::SHA256);
-    span.update(&command.trace.0);
-    span.update(&key.epoch.0.to_be_bytes());
-    let span = data_encoding::HEXLOWER.encode(&span.finish().as_ref()[..8]);
-    set(&mut env, "TRACEPARENT", format!("00-{}-{span}-01", command.trace));
+    set(&mut env, "TRACEPARENT", traceparent(&command.trace, &key.job, key.epoch));
     set(&mut env, "STARLING_NODES", command.shares.len());
     set(&mut env, "WORLD_SIZE", command.shares.len());
     set(&mut env, "LOCAL_RANK", 0);

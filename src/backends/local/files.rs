@@ -66,6 +66,9 @@ pub struct GuardSpec {
     /// The signal that gives notice; none is SIGTERM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notice_signal: Option<i32>,
+    /// What programs write goes to the guard's own standard outputs: where a scheduler keeps those.
+    #[serde(default)]
+    pub echo: bool,
     /// The peer is on another machine: how it is asked. `renewed_at` and `boot` mean nothing then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remote: Option<Remote>,
@@ -84,6 +87,12 @@ pub struct Remote {
     pub patience: Span,
     /// Time between the scheduler's SIGTERM and its SIGKILL.
     pub kill_wait: Span,
+    /// The right to run is the peer's to give: no folder is shared with it.
+    #[serde(default)]
+    pub begin: bool,
+    /// Where the guard's last word goes, for the scheduler to keep.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_word: Option<PathBuf>,
 }
 
 /// One rank's program.
@@ -310,6 +319,13 @@ impl AttemptDir {
     /// Reads what the guard is told.
     pub fn spec(&self) -> io::Result<GuardSpec> {
         read_json(&self.file("spec.json"))
+    }
+    /// The job's trace, for a line of the log: what its program was told.
+    pub fn trace(&self) -> String {
+        let spec = self.spec().ok();
+        let env = spec.iter().flat_map(|s| s.ranks.first()).flat_map(|r| &r.env);
+        let parent = env.into_iter().find(|(name, _)| name == "TRACEPARENT");
+        parent.and_then(|(_, value)| Some(value.split('-').nth(1)?.to_owned())).unwrap_or_default()
     }
     /// Reads what the attempt follows.
     pub fn binding(&self) -> io::Result<Binding> {

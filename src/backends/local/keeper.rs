@@ -131,7 +131,7 @@ impl Keeper {
             found.notes.push("no podman or docker: jobs with an image cannot run here".into());
         }
         let name = runtime.and_then(|r| Some(r.file_name()?.to_string_lossy().into_owned()));
-        Discovery { nodes, container_runtime: name, notes: found.notes }
+        Discovery { nodes, container_runtime: name, images: Vec::new(), notes: found.notes }
     }
 
     /// Reads what an earlier run of the peer left, and says it.
@@ -207,7 +207,7 @@ impl Keeper {
                 match dir.rebind(Binding { and, ..Binding::to(to) }) {
                     Ok(()) => dir.wake(),
                     Err(error) => {
-                        tracing::warn!(%key, %error, "an attempt could not be bound to a new contact")
+                        tracing::warn!(%key, trace = self.dir(key).trace(), %error, "an attempt could not be bound to a new contact")
                     }
                 }
             }
@@ -233,7 +233,9 @@ impl Keeper {
                     let reason = format!("its guard could not be started: {error}");
                     self.close_unstarted(key, Outcome::NotStarted(reason));
                 }
-                _ => tracing::error!(%key, %error, "a guard could not be started"),
+                _ => {
+                    tracing::error!(%key, trace = self.dir(key).trace(), %error, "a guard could not be started")
+                }
             },
         }
     }
@@ -250,7 +252,9 @@ impl Keeper {
                     }
                 }
                 Ok(None) => return Ok(true),
-                Err(error) => tracing::error!(%key, %error, "an attempt's end cannot be read"),
+                Err(error) => {
+                    tracing::error!(%key, trace = self.dir(key).trace(), %error, "an attempt's end cannot be read")
+                }
             }
             return Ok(false);
         }
@@ -281,7 +285,7 @@ impl Keeper {
         let ended = Ended { outcome, started_at: None, at: clock::wall(), output_lost: 0 };
         if let Err(error) = self.dir(key).close_unstarted(&ended) {
             // It did not start; a full disk must not keep that from being said.
-            tracing::warn!(%key, %error, "that an attempt did not start could not be written");
+            tracing::warn!(%key, trace = self.dir(key).trace(), %error, "that an attempt did not start could not be written");
         }
         self.say_ended(key, ended);
     }
@@ -292,7 +296,9 @@ impl Keeper {
         match dir.ended() {
             Ok(Some(ended)) => return self.say_ended(key, ended),
             Ok(None) => {}
-            Err(error) => return tracing::error!(%key, %error, "an attempt's end cannot be read"),
+            Err(error) => {
+                return tracing::error!(%key, trace = self.dir(key).trace(), %error, "an attempt's end cannot be read");
+            }
         }
         let unstarted = !dir.path().exists() || dir.revoke_token().unwrap_or(false);
         if unstarted {
@@ -303,7 +309,9 @@ impl Keeper {
         }
         match dir.write_stop(stop) {
             Ok(()) => dir.wake(),
-            Err(error) => tracing::error!(%key, %error, "an attempt could not be told to stop"),
+            Err(error) => {
+                tracing::error!(%key, trace = self.dir(key).trace(), %error, "an attempt could not be told to stop")
+            }
         }
     }
 
@@ -313,18 +321,22 @@ impl Keeper {
         match dir.ended() {
             Ok(Some(_)) if dir.forgotten().is_none() => {}
             Ok(Some(_)) => return,
-            Ok(None) => return tracing::debug!(%key, "asked to forget an attempt that has not ended"),
-            Err(error) => return tracing::error!(%key, %error, "an attempt's end cannot be read"),
+            Ok(None) => {
+                return tracing::debug!(%key, trace = self.dir(key).trace(), "asked to forget an attempt that has not ended");
+            }
+            Err(error) => {
+                return tracing::error!(%key, trace = self.dir(key).trace(), %error, "an attempt's end cannot be read");
+            }
         }
         if let Err(error) = dir.forget() {
-            return tracing::warn!(%key, %error, "an attempt could not be cleaned up");
+            return tracing::warn!(%key, trace = self.dir(key).trace(), %error, "an attempt could not be cleaned up");
         }
         let mut forgotten = open(&self.forgotten);
         forgotten.push_back(key);
         while forgotten.len() > self.config.attempts_kept {
             let Some(oldest) = forgotten.pop_front() else { break };
             if let Err(error) = fs::remove_dir_all(self.dir(oldest).path()) {
-                tracing::warn!(key = %oldest, %error, "an old attempt's folder could not be removed");
+                tracing::warn!(key = %oldest, trace = self.dir(oldest).trace(), %error, "an old attempt's folder could not be removed");
             }
         }
     }
@@ -373,7 +385,7 @@ impl Keeper {
         if let Some(live) = open(&self.live).get_mut(&key)
             && !std::mem::replace(&mut live.complained, true)
         {
-            tracing::error!(%key, %error, "an attempt without a guard is still open; trying on");
+            tracing::error!(%key, trace = self.dir(key).trace(), %error, "an attempt without a guard is still open; trying on");
         }
     }
 

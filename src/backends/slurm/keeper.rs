@@ -19,6 +19,7 @@ use super::SlurmConfig;
 use super::driver::{NativeJob, NativeState, Submission, SubmitError};
 use super::nodes::NodeMap;
 use super::prepare::{self, Kept, native_name, read_tag, tag};
+use crate::backends::line::Hears;
 use crate::backends::local::files::{
     AttemptDir, Binding, Ended, Stop, optional, read_json, write_json, write_json_unsynced,
 };
@@ -190,7 +191,7 @@ impl Keeper {
 
     // Guards.
 
-    pub(super) fn secret(&self, key: AttemptKey) -> Option<Vec<u8>> {
+    fn guards_secret(&self, key: AttemptKey) -> Option<Vec<u8>> {
         let known = open(&self.live).get(&key).map(|l| l.kept.secret.clone());
         // A guard of an attempt that is over is told so, if its folder is still there.
         let text = match known {
@@ -201,14 +202,14 @@ impl Keeper {
     }
 
     /// A guard spoke, and proved that it is one.
-    pub(super) fn heard(&self, question: Question) -> Answer {
-        let Question { key, part, nonce, what } = question;
+    fn guard_spoke(&self, question: Question) -> Answer {
+        let Question { key, part, nonce, what, .. } = question;
         let answer = self.answer(key, nonce);
         if let Some(live) = open(&self.live).get_mut(&key) {
             live.on_line = Some(clock::now());
         }
         match what {
-            What::Ask => {}
+            What::Ask | What::Begin => {}
             What::Started(started) if part.is_empty() || part == "node-0" => {
                 self.started(key, &part, started.at);
             }
@@ -222,11 +223,11 @@ impl Keeper {
         let mut live = open(&self.live);
         let Some(live) = live.get_mut(&key) else {
             let stop = Stop { reason: StopReason::Superseded, notice: Span::ZERO };
-            return Answer { nonce, age_us: None, stop: Some(stop) };
+            return Answer { nonce, stop: Some(stop), ..Answer::default() };
         };
         let stop = live.stop.map(|(stop, _)| stop);
         if live.fenced.is_some() {
-            return Answer { nonce, age_us: None, stop };
+            return Answer { nonce, stop, ..Answer::default() };
         }
         let renewals = open(&self.renewals);
         let sent = |b: Binding| renewals.get(&(b.contact, b.incarnation)).copied();
@@ -236,7 +237,7 @@ impl Keeper {
         if oldest.is_some() {
             live.leased_at = now;
         }
-        Answer { nonce, age_us: oldest.map(|at| now.since(at).0), stop }
+        Answer { nonce, age_us: oldest.map(|at| now.since(at).0), stop, ..Answer::default() }
     }
 
     /// Answers the questions that guards without a line left in their folders.
@@ -257,7 +258,7 @@ impl Keeper {
                 let Some(question) = question.filter(|q| q.key == key) else { continue };
                 let answer = self.answer(key, question.nonce);
                 if let Err(error) = write_json_unsynced(&dir.file("answer.json"), &answer) {
-                    tracing::warn!(%key, %error, "a guard cannot be answered");
+                    tracing::warn!(%key, trace = self.dir(key).trace(), %error, "a guard cannot be answered");
                 }
             }
         }
@@ -309,7 +310,7 @@ impl Keeper {
     fn rebind(&self, key: AttemptKey, binding: Binding) {
         if let Err(error) = self.dir(key).rebind(binding) {
             // It lives by the old one, which is no longer renewed: safe, and it will end.
-            return tracing::warn!(%key, %error, "an attempt could not be bound to a new contact");
+            return tracing::warn!(%key, trace = self.dir(key).trace(), %error, "an attempt could not be bound to a new contact");
         }
         if let Some(live) = open(&self.live).get_mut(&key) {
             live.binding = binding;
@@ -323,7 +324,9 @@ impl Keeper {
         match dir.ended() {
             Ok(Some(ended)) => return self.say_ended(key, ended),
             Ok(None) => {}
-            Err(error) => return tracing::error!(%key, %error, "an attempt's end cannot be read"),
+            Err(error) => {
+                return tracing::error!(%key, trace = self.dir(key).trace(), %error, "an attempt's end cannot be read");
+            }
         }
         if let Some(live) = open(&self.live).get_mut(&key) {
             live.wanted = true;
@@ -336,7 +339,7 @@ impl Keeper {
         }
         if dir.path().exists() {
             // Known to the disk and not to us: it will be looked at when it is adopted.
-            return tracing::warn!(%key, "an attempt's folder is there that was not adopted");
+            return tracing::warn!(%key, trace = self.dir(key).trace(), "an attempt's folder is there that was not adopted");
         }
         open(&self.renewals).entry(start.binding).or_insert(start.renewed_at);
         let kill_wait = *open(&self.kill_wait);
@@ -346,7 +349,9 @@ impl Keeper {
                 open(&self.live).insert(key, live);
                 self.submit(key);
             }
-            Ok(None) => tracing::warn!(%key, "an attempt's name was taken meanwhile"),
+            Ok(None) => {
+                tracing::warn!(%key, trace = self.dir(key).trace(), "an attempt's name was taken meanwhile")
+            }
             Err(why) => self.close_unstarted(key, Outcome::NotStarted(why)),
         }
     }
@@ -391,12 +396,14 @@ impl Keeper {
                 let _ = write_json_unsynced(&dir.file("native.json"), &id);
             }
             Err(SubmitError::Unknown(why)) => {
-                tracing::warn!(%key, "whether Slurm took an attempt is not known, it is looked for: {why}");
+                tracing::warn!(%key, trace = self.dir(key).trace(), "whether Slurm took an attempt is not known, it is looked for: {why}");
             }
             Err(SubmitError::Refused(why)) => match dir.revoke_token() {
                 Ok(true) => self.close_unstarted(key, Outcome::NotStarted(why)),
                 // An earlier submission of the same attempt has begun.
-                _ => tracing::info!(%key, "refused by Slurm, and it runs already: {why}"),
+                _ => {
+                    tracing::info!(%key, trace = self.dir(key).trace(), "refused by Slurm, and it runs already: {why}")
+                }
             },
         }
     }
@@ -405,7 +412,7 @@ impl Keeper {
     fn close_unstarted(&self, key: AttemptKey, outcome: Outcome) {
         let ended = Ended { outcome, started_at: None, at: clock::wall(), output_lost: 0 };
         if let Err(error) = self.dir(key).close_unstarted(&ended) {
-            tracing::warn!(%key, %error, "that an attempt did not start could not be written");
+            tracing::warn!(%key, trace = self.dir(key).trace(), %error, "that an attempt did not start could not be written");
         }
         open(&self.live).remove(&key);
         self.say_ended(key, ended);
@@ -428,7 +435,9 @@ impl Keeper {
         match dir.ended() {
             Ok(Some(ended)) => return self.say_ended(key, ended),
             Ok(None) => {}
-            Err(error) => return tracing::error!(%key, %error, "an attempt's end cannot be read"),
+            Err(error) => {
+                return tracing::error!(%key, trace = self.dir(key).trace(), %error, "an attempt's end cannot be read");
+            }
         }
         if !dir.path().exists() || dir.revoke_token().unwrap_or(false) {
             let native = open(&self.live).get(&key).and_then(Live::number);
@@ -461,7 +470,7 @@ impl Keeper {
             return self.write_end(key, ended);
         }
         if let Err(error) = dir.write_stop(stop) {
-            tracing::error!(%key, %error, "an attempt could not be told to stop by its file");
+            tracing::error!(%key, trace = self.dir(key).trace(), %error, "an attempt could not be told to stop by its file");
         }
         dir.wake();
         self.wake(key);
@@ -472,7 +481,9 @@ impl Keeper {
         match dir.ended() {
             Ok(Some(_)) if dir.forgotten().is_none() => {}
             Ok(_) => return,
-            Err(error) => return tracing::error!(%key, %error, "an attempt's end cannot be read"),
+            Err(error) => {
+                return tracing::error!(%key, trace = self.dir(key).trace(), %error, "an attempt's end cannot be read");
+            }
         }
         let parts = read_json::<Kept>(&dir.file("slurm.json")).map_or(0, |k| k.parts);
         for node in self.node_dirs(key, parts) {
@@ -482,14 +493,14 @@ impl Keeper {
             let _ = fs::remove_file(dir.file(name));
         }
         if let Err(error) = dir.forget() {
-            return tracing::warn!(%key, %error, "an attempt could not be cleaned up");
+            return tracing::warn!(%key, trace = self.dir(key).trace(), %error, "an attempt could not be cleaned up");
         }
         let mut forgotten = open(&self.forgotten);
         forgotten.push_back(key);
         while forgotten.len() > self.config.attempts_kept {
             let Some(oldest) = forgotten.pop_front() else { break };
             if let Err(error) = fs::remove_dir_all(self.dir(oldest).path()) {
-                tracing::warn!(key = %oldest, %error, "an old attempt's folder could not be removed");
+                tracing::warn!(key = %oldest, trace = self.dir(oldest).trace(), %error, "an old attempt's folder could not be removed");
             }
         }
     }
@@ -500,7 +511,7 @@ impl Keeper {
     fn write_end(&self, key: AttemptKey, ended: Ended) {
         if let Err(error) = self.dir(key).write_ended(&ended) {
             // Tried again at the next look.
-            return tracing::error!(%key, %error, "how an attempt ended could not be written");
+            return tracing::error!(%key, trace = self.dir(key).trace(), %error, "how an attempt ended could not be written");
         }
         self.drop_live(key, ended);
     }
@@ -537,7 +548,9 @@ impl Keeper {
         let whole = match self.dir(key).ended() {
             Ok(Some(ended)) => ended,
             Ok(None) => return,
-            Err(error) => return tracing::warn!(%key, %error, "an attempt's end cannot be read"),
+            Err(error) => {
+                return tracing::warn!(%key, trace = self.dir(key).trace(), %error, "an attempt's end cannot be read");
+            }
         };
         if parts == 0 {
             return self.settle(key, whole);
@@ -717,7 +730,7 @@ impl Keeper {
         let mut all = open(&self.live);
         let Some(live) = all.get_mut(&key) else { return };
         if live.fenced.is_none() {
-            tracing::warn!(%key, "{why}: waiting until its guard's time is over");
+            tracing::warn!(%key, trace = self.dir(key).trace(), "{why}: waiting until its guard's time is over");
             live.fenced = Some((clock::now(), why.to_owned()));
         }
         let Some(grace) = live.kept.grace else { return };
@@ -778,7 +791,7 @@ impl Keeper {
         let Some((submits, true)) = known else { return };
         if submits < SUBMITS_MAX {
             // It did not begin, and even if the first one comes to light again, only one of them begins.
-            tracing::warn!(%key, "Slurm lost an attempt that had not begun: submitted again");
+            tracing::warn!(%key, trace = self.dir(key).trace(), "Slurm lost an attempt that had not begun: submitted again");
             return self.submit(key);
         }
         if dir.revoke_token().unwrap_or(false) {
@@ -897,6 +910,15 @@ impl Keeper {
         if let Err(error) = write_json(&self.config.nodes_file(), &map.groups) {
             tracing::warn!(%error, "the nodes could not be written down");
         }
+    }
+}
+
+impl Hears for Keeper {
+    fn secret(&self, key: AttemptKey) -> Option<Vec<u8>> {
+        self.guards_secret(key)
+    }
+    fn heard(&self, question: Question) -> Answer {
+        self.guard_spoke(question)
     }
 }
 

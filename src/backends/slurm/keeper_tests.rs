@@ -194,7 +194,13 @@ fn after_a_failed_node_the_guards_time_must_be_over() {
     desk.list(&[job(1, NativeState::NodeFail)]);
     desk.list(&[job(1, NativeState::NodeFail)]);
     assert_eq!(desk.ended(), None, "it may run there still");
-    let question = Question { key: key(1), part: String::new(), nonce: "n".into(), what: What::Ask };
+    let question = Question {
+        key: key(1),
+        part: String::new(),
+        guard: String::new(),
+        nonce: "n".into(),
+        what: What::Ask,
+    };
     assert_eq!(desk.keeper.heard(question).age_us, None, "and gets no more time");
     if let Some(live) = open(&desk.keeper.live).get_mut(&key(1)) {
         live.kept.grace = Some(Span::ZERO);
@@ -249,7 +255,13 @@ fn a_lease_is_as_old_as_the_older_of_two_contacts() {
     let desk = Desk::new();
     desk.submitted(1);
     let ask = |desk: &Desk| {
-        let question = Question { key: key(1), part: String::new(), nonce: "n".into(), what: What::Ask };
+        let question = Question {
+            key: key(1),
+            part: String::new(),
+            guard: String::new(),
+            nonce: "n".into(),
+            what: What::Ask,
+        };
         desk.keeper.heard(question).age_us
     };
     assert!(ask(&desk).is_some(), "the renewal that came with the command");

@@ -5,13 +5,12 @@
 //! process takes and nobody can take again. So a batch job that was acknowledged and lost, or made twice, or
 //! requeued, never runs an attempt twice. The folder lies on a file system that the nodes share with the peer.
 //!
-//! Guards ask the peer over a TCP line how long they may live ([`line`]); one `squeue` per interval, for all jobs,
+//! Guards ask the peer over a TCP line how long they may live ([`super::line`]); one `squeue` per interval, for all jobs,
 //! says what Slurm knows (`keeper`); what cannot be known is *unknown*, and nothing follows from it.
 
 pub mod commands;
 pub mod driver;
 mod keeper;
-mod line;
 pub mod nodes;
 pub mod parse;
 mod prepare;
@@ -33,7 +32,7 @@ use self::keeper::{Act, Keeper};
 use self::nodes::NodeMap;
 use super::local::files::{optional, read_json};
 use super::local::{LogLimits, clock};
-use super::{Backend, Discovery};
+use super::{Backend, Discovery, line};
 use crate::base::{ContactId, Instant, PeerName, Span};
 use crate::core::api::{AttemptKey, ClusterState};
 use crate::core::{BackendCommand, BackendEvent};
@@ -257,7 +256,7 @@ impl Backend for SlurmBackend {
                     .unwrap_or_default()
             }
         };
-        Ok(Discovery { nodes, container_runtime: None, notes })
+        Ok(Discovery { nodes, notes, ..Discovery::default() })
     }
 
     async fn adopt(&self, events: mpsc::Sender<BackendEvent>) -> anyhow::Result<()> {

@@ -220,12 +220,15 @@ impl Whole<'_> {
             inherit: true,
             first_rank: 0,
             notice_signal: self.signal,
+            echo: false,
             remote: Some(Remote {
                 part: part.to_owned(),
                 secret: self.secret.to_owned(),
                 line: self.config.line_file(),
                 patience: FIRST_ANSWER,
                 kill_wait: self.kill_wait,
+                begin: false,
+                last_word: None,
             }),
         }
     }

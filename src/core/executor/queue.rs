@@ -16,6 +16,8 @@ const PRICED_EVERY: Span = Span::millis(20);
 const PRICED_MAX: usize = 8;
 /// Claims held.
 const CLAIMS_MAX: usize = 200_000;
+/// A grant for one of several groups is kept no longer than this while the others are gathered.
+const GATHERED_MAX: Span = Span::secs(40);
 /// No age beyond this is believed.
 const WAITED_MAX: Span = Span::secs(30 * 86_400);
 
@@ -65,16 +67,25 @@ impl Peer {
         }
         self.exec.queued_gpus += gpus_of(&claim);
         self.exec.heard.insert((now, job));
-        let (arrived, prospects, place) = match old {
-            Some(old) => (old.arrived, old.prospects, old.place),
-            None => (now, Prospects::default(), None),
+        let (arrived, prospects, place, own_victims) = match old {
+            Some(old) => (old.arrived, old.prospects, old.place, old.own_victims),
+            None => (now, Prospects::default(), None, 0),
         };
-        let waiting = Waiting { claim, terms, owner: from.clone(), arrived, heard: now, prospects, place };
+        let gathers = terms.gathers;
+        let (owner, heard) = (from.clone(), now);
+        let waiting = Waiting { claim, terms, owner, arrived, heard, prospects, place, own_victims };
         self.exec.claims.insert(job, waiting);
-        if self.exec.grants.contains_key(&job) {
+        if let Some(grant) = self.exec.grants.get_mut(&job) {
+            if gathers {
+                grant.until = grant.until.max((now + self.cfg.grant_for).min(grant.since + GATHERED_MAX));
+                self.timers.insert((grant.until, Timer::Grants));
+            }
             return self.send_grant(&job);
         }
         self.exec.sched.join(key, request, now);
+        if key.epoch.0 > 1 {
+            self.exec.sched.returns(key);
+        }
         if changed {
             self.exec.report_dirty = true;
             self.queue_joined(key);
@@ -110,7 +121,15 @@ impl Peer {
         let (to, epoch) = (waiting.owner.clone(), waiting.claim.epoch);
         let bound = self.exec.sched.place_at_most(waiting.claim.priority);
         let ahead = waiting.place.unwrap_or_else(|| count32(bound));
-        let prospects = waiting.prospects.clone();
+        let mut prospects = waiting.prospects.clone();
+        if waiting.own_victims > 0 {
+            prospects.victims = Some(waiting.own_victims);
+        }
+        if prospects.waits.is_empty() && self.exec.sched.buffered(&AttemptKey { job, epoch }) {
+            let (kept, priority) = self.exec.sched.buffer();
+            prospects.waits =
+                format!("{kept} GPUs are kept free for jobs that ran before and priority {priority}");
+        }
         let message = match self.speaks_terms(&to) {
             true => Message::ClaimStateWith { job, epoch, ahead, refused: None, prospects },
             false => Message::ClaimState { job, epoch, ahead, refused: None },
@@ -161,6 +180,13 @@ impl Peer {
         if !crate::core::books::fits_empty(&self.cfg.nodes, claim.nodes, &claim.resources) {
             return Some("does not fit this cluster even when it is empty".into());
         }
+        if self.exec.sched.beyond_buffer(&self.request_of_claim(claim, &Terms::default()), claim.epoch.0 > 1)
+        {
+            let (kept, priority) = self.exec.sched.buffer();
+            return Some(format!(
+                "keeps {kept} GPUs free for jobs that ran before and priority {priority}; it does not fit beside them"
+            ));
+        }
         (self.exec.claims.len() >= CLAIMS_MAX).then(|| "the queue is full".into())
     }
 
@@ -188,6 +214,9 @@ impl Peer {
     pub(in crate::core) fn on_queue_timer(&mut self) {
         self.timer_in(self.cfg.pace.queue_every, Timer::Queue);
         self.tend_shares();
+        if let Some(row) = self.exec.usage_row(self.now.mono, self.now.wall) {
+            self.write(Write { table: Table::Meta, key: USAGE_KEY.to_vec(), value: Some(row) });
+        }
         self.drop_old_claims();
     }
 
@@ -223,6 +252,7 @@ impl Peer {
             return;
         }
         let now = self.now.mono;
+        self.note_standings();
         let limits = self.quota_room();
         let held = std::cell::RefCell::new(Vec::new());
         let (sched, claims) = (&mut self.exec.sched, &self.exec.claims);
@@ -251,7 +281,7 @@ impl Peer {
                 Decision::Grant { key, .. } => {
                     let until = now + self.cfg.grant_for;
                     self.timers.insert((until, Timer::Grants));
-                    self.exec.grants.insert(key.job, Granted { epoch: key.epoch, until });
+                    self.exec.grants.insert(key.job, Granted { epoch: key.epoch, since: now, until });
                     self.exec.report_dirty = true;
                     self.send_grant(&key.job);
                 }
@@ -261,7 +291,7 @@ impl Peer {
     }
 
     /// Sends attempts away for a more urgent job: notice, checkpoint, stop; their jobs wait again.
-    fn preempt(&mut self, key: AttemptKey, victims: Vec<AttemptKey>) {
+    pub(super) fn preempt(&mut self, key: AttemptKey, victims: Vec<AttemptKey>) {
         let priority = self.exec.claims.get(&key.job).map_or(0, |w| w.claim.priority);
         let why = format!("preempted for {} of priority {priority}", key.job);
         let mut granted = false;
@@ -335,6 +365,8 @@ impl Peer {
                 *sum = sum.saturating_add(gpus);
             }
         }
+        let (kept, priority) = sched.buffer();
+        (queue.gpus_buffer, queue.buffer_priority) = (kept, if kept > 0 { priority } else { 0 });
         let contact = self.contact_report();
         let due = self
             .exec

@@ -2,30 +2,63 @@
 //! hold more.
 
 use super::*;
-use crate::core::schedule::Decision;
-use crate::core::tenants::Room;
+use crate::core::schedule::Running;
+use crate::core::schedule::{Decision, Standings};
+use crate::core::tenants::{Room, TenantRoom};
 use crate::model::tenant::Amount;
 
 /// Claims that were held back of which it is found, in one pass, whether they would fit.
 const HELD_MAX: usize = 32;
+
+/// What a request holds; GPU time only where that counts.
+fn amount_of(r: &Request, hours: bool) -> Amount {
+    let (n, need) = (u64::from(r.ranks), &r.need);
+    let gpus = (u64::from(need.gpus) * u64::from(need.milli)).div_ceil(1_000).saturating_mul(n);
+    let run = r.max_runtime.filter(|_| hours).map_or(0, Span::as_millis);
+    Amount {
+        gpus,
+        cpus: need.cpus.saturating_mul(n),
+        memory: need.memory.saturating_mul(n),
+        gpu_ms: gpus.saturating_mul(run),
+    }
+}
 
 impl Executor {
     /// What a tenant's attempts and grants hold, but one of them; GPU time only where that is limited.
     pub fn used_by(&self, tenant: &str, hours: bool, but: Option<&AttemptKey>) -> Amount {
         let held =
             self.sched.running().iter().filter(|(key, r)| r.request.tenant == tenant && Some(*key) != but);
-        let amount = |r: &Request| {
-            let (n, need) = (u64::from(r.ranks), &r.need);
-            let gpus = (u64::from(need.gpus) * u64::from(need.milli)).div_ceil(1_000).saturating_mul(n);
-            let run = r.max_runtime.filter(|_| hours).map_or(0, Span::as_millis);
-            Amount {
-                gpus,
-                cpus: need.cpus.saturating_mul(n),
-                memory: need.memory.saturating_mul(n),
-                gpu_ms: gpus.saturating_mul(run),
-            }
+        held.map(|(_, r)| amount_of(&r.request, hours)).fold(Amount::ZERO, Amount::plus)
+    }
+
+    /// Attempts of a tenant that would have to go so that its limit lets a request of this priority start: preemptible
+    /// ones of a lower priority, the lowest and youngest first. None where that would not help.
+    fn own_victims(
+        &self,
+        tenant: &str,
+        room: TenantRoom,
+        more: Amount,
+        priority: u8,
+    ) -> Option<Vec<AttemptKey>> {
+        let of = |(key, r): &(&AttemptKey, &Running)| {
+            r.request.tenant == tenant && self.attempts.contains_key(key)
         };
-        held.map(|(_, r)| amount(&r.request)).fold(Amount::ZERO, Amount::plus)
+        let (going, stay): (Vec<_>, Vec<_>) =
+            self.sched.running().iter().filter(of).partition(|(_, r)| r.stopping);
+        let gone = going.iter().map(|(_, r)| amount_of(&r.request, room.hours));
+        let mut used = gone.fold(room.used, Amount::minus);
+        let mut low = stay;
+        low.retain(|(_, r)| r.request.preemptible && r.request.priority < priority);
+        low.sort_by_key(|(key, r)| (r.request.priority, std::cmp::Reverse(r.started), **key));
+        let mut victims = Vec::new();
+        for (key, r) in low {
+            if used.plus(more).within(&room.share) {
+                break;
+            }
+            used = used.minus(amount_of(&r.request, room.hours));
+            victims.push(*key);
+        }
+        used.plus(more).within(&room.share).then_some(victims)
     }
 
     /// The contact incarnations that a tenant's living attempts are bound to, or may be soon.
@@ -52,6 +85,33 @@ impl Executor {
 }
 
 impl Peer {
+    /// Tells the queue who has less than its guaranteed share, and what others have borrowed here; and the tenants'
+    /// weights. Before every pass: what was granted or has gone counts at once.
+    pub(super) fn note_standings(&mut self) {
+        let limited: Vec<String> = self.limited_tenants();
+        let mut standings = Standings::default();
+        for tenant in limited {
+            let standing = self.standing(&tenant);
+            self.exec.sched.set_weight(&tenant, standing.weight.saturating_mul(1_000));
+            let owns = standing.guaranteed.saturating_sub(standing.held);
+            let borrowed = standing.borrowed().min(standing.here);
+            if owns > 0 {
+                standings.owns.insert(tenant.clone(), owns);
+            }
+            if borrowed > 0 && standing.guaranteed > 0 {
+                // What is on loan goes back, whatever its priority; not what said that it must not be stopped.
+                let lent = |(_, a): &(&AttemptKey, &Attempt)| {
+                    a.phase != Phase::Closed
+                        && a.row.spec.tenant == tenant
+                        && a.row.spec.preemptible != Some(false)
+                };
+                standings.loans.extend(self.exec.attempts.iter().filter(lent).map(|(key, _)| *key));
+                standings.borrowed.insert(tenant, borrowed);
+            }
+        }
+        self.exec.sched.set_standings(standings);
+    }
+
     /// These claims would pass their tenants' shares: more is asked for where they would start, and their owners hear
     /// why they wait.
     pub(super) fn quota_holds(&mut self, room: &Room, held: &[AttemptKey], whole: bool) {
@@ -60,6 +120,15 @@ impl Peer {
         }
         if whole {
             self.quota_forget_wants();
+            let pinned: Vec<JobId> = self.exec.sched.pinned().map(|key| key.job).collect();
+            for job in pinned {
+                let Some(waiting) = self.exec.claims.get(&job) else { continue };
+                let tenant = waiting.claim.birth.tenant.clone();
+                if let Some(of) = room.0.get(&tenant) {
+                    let amount = of.amount(&waiting.claim);
+                    self.quota_pins(&tenant, amount);
+                }
+            }
         }
         for key in held.iter().take(HELD_MAX) {
             let Some(waiting) = self.exec.claims.get(&key.job) else { continue };
@@ -67,27 +136,47 @@ impl Peer {
             let Some(of) = room.0.get(&tenant) else { continue };
             let amount = of.amount(&waiting.claim);
             let request = self.request_of_claim(&waiting.claim, &waiting.terms);
-            if self.exec.sched.fit_now(&request).is_none() {
+            // It would start, also once those are gone whom it may send away.
+            let sends = || {
+                let victims = self.exec.sched.victims_of(key, self.now.mono);
+                request.token && victims.is_some_and(|n| n > 0)
+            };
+            let fits = self.exec.sched.fit_now(&request).is_some() || sends();
+            // More was refused by the ledger: what is left is to send its own lower ones away.
+            let short = self.quota_short(&tenant);
+            let victims = self.exec.own_victims(&tenant, *of, amount, request.priority).filter(|_| short);
+            let leave = |victims: &Vec<AttemptKey>| {
+                let held = victims.iter().filter_map(|key| self.exec.sched.running().get(key));
+                held.map(|r| u64::from(r.request.need.gpus) * u64::from(r.request.ranks)).sum::<u64>()
+            };
+            let victims = victims.filter(|victims| fits || leave(victims) >= amount.gpus);
+            if !fits && victims.is_none() {
                 continue;
             }
+            let count = victims.as_ref().map_or(0, |v| u32::try_from(v.len()).unwrap_or(u32::MAX));
             let why = self.quota_wants(&tenant, of.used, amount);
-            self.say_why(key.job, why);
+            self.say_why(key.job, why, count);
+            if let Some(victims) = victims.filter(|v| !v.is_empty() && request.token) {
+                self.preempt(*key, victims);
+            }
         }
         if !whole {
             return;
         }
         let free = |(job, w): (&JobId, &Waiting)| {
-            (!w.prospects.waits.is_empty() && room.lets(&w.claim)).then_some(*job)
+            let held = !w.prospects.waits.is_empty() || w.own_victims > 0;
+            (held && room.lets(&w.claim)).then_some(*job)
         };
         let free: Vec<JobId> = self.exec.claims.iter().filter_map(free).collect();
         for job in free {
-            self.say_why(job, String::new());
+            self.say_why(job, String::new(), 0);
         }
     }
 
-    fn say_why(&mut self, job: JobId, why: String) {
-        if let Some(waiting) = self.exec.claims.get_mut(&job).filter(|w| w.prospects.waits != why) {
-            waiting.prospects.waits = why;
+    fn say_why(&mut self, job: JobId, why: String, victims: u32) {
+        let news = |w: &&mut Waiting| w.prospects.waits != why || w.own_victims != victims;
+        if let Some(waiting) = self.exec.claims.get_mut(&job).filter(news) {
+            (waiting.prospects.waits, waiting.own_victims) = (why, victims);
             if !self.exec.grants.contains_key(&job) {
                 self.tell_place(job, false);
             }

@@ -24,6 +24,7 @@ fn peer() -> (Peer, AttemptKey, Birth) {
         moving_to: None,
         preempted: None,
         closed: Some(Closed { outcome: Outcome::Exited(0), started_at: Some(at), at }),
+        trail: None,
     };
     let key = AttemptKey { job: birth.id(), epoch: Epoch(1) };
     let mut disk = DiskImage::default();
@@ -121,4 +122,29 @@ fn a_binding_moves_only_after_both_contacts_are_on_disk() {
             if *to == (ContactId([4; 20]), 1) && *and == Some((ContactId([3; 20]), 1)))
     };
     assert!(peer.out.iter().any(told), "{:?}", peer.out);
+}
+
+/// What tenants used outlives the process, decayed by the time that has passed; nonsense in its row is as good as none.
+#[test]
+fn usage_outlives_a_restart() {
+    let (peer, ..) = peer();
+    let cfg = CoreConfig { nodes: peer.cfg.nodes.clone(), ..peer.cfg.clone() };
+    let now = |secs: u64| Now { mono: Instant(secs * 1_000_000), wall: WallTime(secs * 1_000) };
+    let none = BTreeMap::new();
+    let mut exec = Executor::recover(&cfg, &none, &none, now(0)).expect("empty");
+    assert_eq!(exec.usage_row(Instant(61_000_000), WallTime(61_000)), None, "nobody used anything");
+    exec.sched.restore_usage("t", 100.0, Instant(61_000_000));
+    assert_eq!(exec.usage_row(Instant(62_000_000), WallTime(62_000)), None, "once a minute");
+    let row = exec.usage_row(Instant(121_000_000), WallTime(121_000)).expect("a row");
+    let used = |row: Vec<u8>, secs: u64| {
+        let meta = BTreeMap::from([(USAGE_KEY.to_vec(), row)]);
+        let exec = Executor::recover(&cfg, &none, &meta, now(secs)).expect("reads");
+        exec.sched.accounts().top(Instant(secs * 1_000_000), 9)
+    };
+    let half = cfg.schedule.half_life.as_secs_f64() as u64;
+    let later = used(row.clone(), 121 + half);
+    assert!(later.len() == 1 && (49.0..51.0).contains(&later[0].1), "{later:?}");
+    // A clock for people that went back makes nobody richer.
+    assert!(used(row, 1)[0].1 <= 100.0);
+    assert!(used(b"nonsense".to_vec(), 1).is_empty());
 }

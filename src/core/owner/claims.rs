@@ -8,12 +8,13 @@
 
 use super::super::message::{Claim, Prospects, Terms};
 use super::*;
-use crate::base::{BoundedVec, Epoch, Home};
+use crate::base::{BoundedVec, Epoch, Home, WallTime};
 use crate::core::api::Candidate;
 use crate::core::placement::{Ask, Pick, Reason};
 use crate::model::Outcome;
 use crate::model::record::contact_id;
 use crate::model::spec::Run;
+use crate::model::trace::{self, SpanNote};
 
 /// A cluster that refused a job is not asked for it again for this long.
 const REFUSED_FOR: Span = Span::secs(10);
@@ -48,6 +49,8 @@ const STRIKES_KEPT: usize = 4_096;
 #[derive(Debug, Clone)]
 pub(super) struct Laid {
     pub epoch: Epoch,
+    /// When it was laid first.
+    pub since: WallTime,
     pub sent_at: Instant,
     /// Until it is repeated.
     pub every: Span,
@@ -65,6 +68,8 @@ pub(super) struct Offer {
     pub epoch: Epoch,
     pub until: Instant,
     pub since: Instant,
+    /// When the grant came, for people.
+    pub came: WallTime,
     pub terms: (ContactId, u64, BoundedVec<Home, 5>, u64),
 }
 
@@ -77,7 +82,7 @@ pub(super) struct Strikes {
 
 impl Peer {
     /// A cluster refused, or lost what it was given.
-    pub(super) fn strike(&mut self, cluster: &PeerName, lost: bool) {
+    pub(in crate::core) fn strike(&mut self, cluster: &PeerName, lost: bool) {
         let now = self.now.mono;
         if self.owner.strikes.len() >= STRIKES_KEPT && !self.owner.strikes.contains_key(cluster) {
             self.owner.strikes.retain(|_, s| s.until > now);
@@ -206,7 +211,9 @@ impl Peer {
             let answered = laid.filter(|l| l.ahead.is_some() && l.refused.is_none());
             let every = answered.map_or(CLAIM_EVERY, |l| l.every.scale(2, 1).min(every_max).max(CLAIM_EVERY));
             let prospects = laid.map(|l| l.prospects.clone()).unwrap_or_default();
-            let laid = Laid { epoch, sent_at: now, every, ahead, refused: None, tries: tries + 1, prospects };
+            let since = laid.map_or(self.now.wall, |l| l.since);
+            let laid =
+                Laid { epoch, since, sent_at: now, every, ahead, refused: None, tries: tries + 1, prospects };
             driven.claims.insert(cluster.clone(), laid);
             lay.push(cluster.clone());
         }
@@ -247,6 +254,7 @@ impl Peer {
                         // Between peers whose clocks differ this is off by as much: it only orders a tenant's own jobs.
                         waited: Span::millis(self.now.wall.0.saturating_sub(record.submitted_at.0)),
                         card: self.card_of(&spec.tenant),
+                        gathers: false,
                     },
                 },
                 false => Message::Claim(Box::new(claim)),
@@ -275,6 +283,9 @@ impl Peer {
         held: Span,
         terms: (ContactId, u64, Vec<Home>, u64),
     ) {
+        if self.gangs.claims(&job) {
+            return self.group_granted(from, job, epoch, held, terms);
+        }
         let now = self.now.mono;
         let (contact, series, homes, incarnation) = terms;
         let certified = contact_id(&from, series, &homes) == contact;
@@ -287,15 +298,21 @@ impl Peer {
             return self.send(from, Message::Withdraw { job, epoch }, false);
         };
         self.owner.strikes.remove(&from);
-        let offer =
-            Offer { epoch, until: now + held, since: now, terms: (contact, series, homes, incarnation) };
+        let offer = Offer {
+            epoch,
+            until: now + held,
+            since: now,
+            came: self.now.wall,
+            terms: (contact, series, homes, incarnation),
+        };
         if let Some(driven) = self.owner.jobs.get_mut(&job) {
             if let Some(laid) = driven.claims.get_mut(&from) {
                 // It has answered; what it may say again comes later.
                 (laid.ahead, laid.tries, laid.prospects.starts_in) = (Some(0), 0, None);
             }
-            let since = driven.offers.get(&from).filter(|o| o.epoch == epoch).map_or(now, |o| o.since);
-            driven.offers.insert(from.clone(), Offer { since, ..offer });
+            let before = driven.offers.get(&from).filter(|o| o.epoch == epoch);
+            let (since, came) = before.map_or((now, offer.came), |o| (o.since, o.came));
+            driven.offers.insert(from.clone(), Offer { since, came, ..offer });
         }
         if record.moving.is_some() {
             self.take_offer(job, &record, from);
@@ -356,6 +373,7 @@ impl Peer {
         let Some(driven) = self.owner.jobs.get_mut(&job) else { return };
         let Some(offer) = driven.offers.remove(&cluster) else { return };
         driven.placing = true;
+        driven.waited = waited(record, &driven.claims, &cluster, &offer, self.now.wall);
         let (contact, series, contact_homes, incarnation) = offer.terms;
         let at = self.now.wall;
         self.placer.give(&cluster, record.spec.gpus_total(), self.now.mono);
@@ -373,6 +391,9 @@ impl Peer {
         refused: Option<String>,
         prospects: Prospects,
     ) {
+        if self.gangs.claims(&job) {
+            return self.group_waits(from, job, epoch, ahead, refused, &prospects);
+        }
         let now = self.now.mono;
         let Some(driven) = self.owner.jobs.get_mut(&job) else { return };
         let Some(laid) = driven.claims.get_mut(from).filter(|l| l.epoch == epoch) else { return };
@@ -420,6 +441,30 @@ impl Peer {
             }
         }
     }
+}
+
+/// The spans of a job's wait that ends with this grant: the wait, each claim, the grant.
+fn waited(
+    record: &JobRecord,
+    claims: &BTreeMap<PeerName, Laid>,
+    taken: &PeerName,
+    offer: &Offer,
+    now: WallTime,
+) -> Vec<SpanNote> {
+    let epoch = offer.epoch;
+    let begun = record.attempts.iter().rev().find_map(|a| a.ended_at).unwrap_or(record.submitted_at);
+    let mut spans = vec![SpanNote::new(trace::QUEUE, epoch, begun, now).at(taken).note(&*record.reason)];
+    for (cluster, laid) in claims.iter().filter(|(_, l)| l.epoch == epoch) {
+        let (to, note) = match (&laid.refused, laid.ahead) {
+            _ if cluster == taken => (offer.came, "granted".to_owned()),
+            (Some((_, why)), _) => (now, format!("refused: {why}")),
+            (None, Some(ahead)) => (now, format!("not granted yet, {ahead} ahead")),
+            (None, None) => (now, "no answer yet".to_owned()),
+        };
+        spans.push(SpanNote::new(trace::CLAIM, epoch, laid.since, to).at(cluster).note(note));
+    }
+    spans.push(SpanNote::new(trace::GRANT, epoch, offer.came, now).at(taken));
+    spans
 }
 
 /// Gives the job's one preemption token to the cluster where the fewest attempts would have to go, once all have

@@ -150,6 +150,10 @@ pub(super) fn passing(
         return Some(Reason::Stale { age });
     }
     let (wanted, free) = (spec.gpus_total(), does.sum(&site.gpus_free).saturating_sub(taken));
+    let kept = if spec.priority < queue.buffer_priority { u64::from(queue.gpus_buffer) } else { 0 };
+    if wanted > 0 && wanted <= free && wanted > free.saturating_sub(kept) {
+        return Some(Reason::GpusKept { wanted, free, kept, priority: queue.buffer_priority });
+    }
     if wanted > free {
         return Some(Reason::GpusBusy { wanted, free, queued: queue.queued });
     }

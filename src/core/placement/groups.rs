@@ -13,8 +13,9 @@ use serde::{Deserialize, Serialize};
 use super::filter::{self, Does};
 use super::index::Index;
 use super::site::{Shape, Site};
-use crate::base::{PeerName, Span};
+use crate::base::{Instant, PeerName, Span};
 use crate::core::books;
+use crate::model::report::Liveness;
 use crate::model::spec::{Communication, JobSpec};
 
 /// Exact up to so many combinations.
@@ -314,10 +315,39 @@ fn packs(needs: &[(&JobSpec, Vec<bool>)], groups: &[usize], shapes: &[Shape]) ->
 impl Index {
     /// Where the groups of a job would go, by what the clusters have when they are empty, those with free GPUs first.
     pub fn plan_groups(&self, spec: &JobSpec) -> GroupPlan {
+        self.plan_among(spec, &|_| true, false)
+    }
+
+    /// Where they may be claimed now: only at clusters that take claims as far as is known, and that `may` lets through.
+    /// First by what is free; true where all of it seems to be.
+    pub fn plan_groups_now(
+        &self,
+        spec: &JobSpec,
+        may: &dyn Fn(&PeerName) -> bool,
+        now: Instant,
+    ) -> (GroupPlan, bool) {
+        let open = |site: &Site| {
+            let fresh = site.report().is_some_and(|r| {
+                now.since(r.heard_at) <= filter::REPORT_AGE_MAX
+                    && r.queue.as_ref().is_some_and(|queue| queue.closed.is_none())
+            });
+            let member = &site.member;
+            fresh && !member.draining && member.liveness == Liveness::Alive && may(&member.peer)
+        };
+        let tight = self.plan_among(spec, &open, true);
+        match tight.why_not {
+            None => (tight, true),
+            Some(_) => (self.plan_among(spec, &open, false), false),
+        }
+    }
+
+    /// `tight`: only what is free counts as room.
+    fn plan_among(&self, spec: &JobSpec, open: &dyn Fn(&Site) -> bool, tight: bool) -> GroupPlan {
         let groups = &spec.groups.list;
         let of = |g: &crate::model::spec::Group| JobSpec {
             nodes: g.nodes,
             resources: g.resources.clone(),
+            groups: Default::default(),
             ..spec.clone()
         };
         let specs: Vec<JobSpec> = groups.iter().map(of).collect();
@@ -337,7 +367,7 @@ impl Index {
                 good
             })
         };
-        let sites: Vec<&Site> = self.sites().iter().filter(|s| could(s)).collect();
+        let sites: Vec<&Site> = self.sites().iter().filter(|s| open(s) && could(s)).collect();
         let number = |name: &str| groups.iter().position(|g| g.name == name);
         let traffic: Vec<(usize, usize, f64)> = spec
             .groups
@@ -355,7 +385,15 @@ impl Index {
             price + if free >= spec.gpus_total() { 0.0 } else { 10.0 }
         };
         let link = |a: usize, b: usize| self.link(sites[a], sites[b]);
-        let room = |s: usize, there: &[usize]| packs(&needs, there, &sites[s].shapes);
+        // Of one model's free GPUs each group may take its part, and all together no more than there are.
+        let free = |s: usize, there: &[usize]| {
+            let sum = |of: &[(u16, u32)]| of.iter().map(|(_, n)| u64::from(*n)).sum::<u64>();
+            let each = |g: &usize| Does(&needs[*g].1).sum(&sites[s].gpus_free) >= needs[*g].0.gpus_total();
+            let all: u64 = there.iter().map(|g| needs[*g].0.gpus_total()).sum();
+            all <= sum(&sites[s].gpus_free).saturating_sub(sites[s].taken) && there.iter().all(each)
+        };
+        let room =
+            |s: usize, there: &[usize]| packs(&needs, there, &sites[s].shapes) && (!tight || free(s, there));
         let problem = Problem {
             groups: groups.len(),
             sites: sites.len(),

@@ -152,6 +152,17 @@ pub enum Reason {
         /// Jobs that wait there.
         queued: u32,
     },
+    /// Enough GPUs are free, and some of them are kept for jobs that ran before and for urgent ones.
+    GpusKept {
+        /// Wanted in all.
+        wanted: u64,
+        /// Free.
+        free: u64,
+        /// Kept of these,
+        kept: u64,
+        /// for jobs of at least this priority.
+        priority: u8,
+    },
     /// Too few CPUs are free now.
     CpusBusy {
         /// Nodes.
@@ -216,6 +227,7 @@ impl Reason {
             Self::Closed { .. } => "closed",
             Self::Stale { .. } => "stale",
             Self::GpusBusy { .. } => "gpus-busy",
+            Self::GpusKept { .. } => "gpus-kept",
             Self::CpusBusy { .. } => "cpus-busy",
             Self::MemoryBusy { .. } => "memory-busy",
             Self::Refused { .. } => "refused",
@@ -332,6 +344,13 @@ impl fmt::Display for Reason {
             Self::Stale { age } => write!(f, "its report is {age} old"),
             Self::GpusBusy { wanted, free, queued } => {
                 write!(f, "{free} of {wanted} GPUs wanted are free; {queued} jobs wait there")
+            }
+            Self::GpusKept { wanted, free, kept, priority } => {
+                write!(
+                    f,
+                    "{free} GPUs are free, {wanted} are wanted, {kept} are kept for priority {priority} and jobs that ran \
+                     before"
+                )
             }
             Self::CpusBusy { nodes, wanted, free } => {
                 write!(f, "{free} CPUs are free, wants {nodes} x {wanted}")

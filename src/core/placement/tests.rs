@@ -74,6 +74,7 @@ fn cluster(peer: &str, nodes: Vec<NodeCapacity>, free: u32) -> MemberView {
         links: Vec::new(),
         data: Some(Inventory::default()),
         images: Some(Inventory::default()),
+        alerts: None,
         heard_at: NOW,
     };
     MemberView {

@@ -2,8 +2,8 @@
 //!
 //! Usage is the dominant share of the cluster (of GPUs, CPU or memory, the largest) times seconds, and halves every
 //! `half_life`. What runs now also counts as if it had run for an hour (at most a half-life), so that many jobs
-//! that come at once are dealt out in turn. Everything is divided by the tenant's weight. Soft state: a peer
-//! that starts anew begins with what runs then.
+//! that come at once are dealt out in turn. Everything is divided by the tenant's weight. A peer saves it once a
+//! minute, so that one that starts anew goes on with it, decayed.
 
 use std::collections::BTreeMap;
 
@@ -77,6 +77,26 @@ impl Accounts {
         }
     }
 
+    /// A tenant's weight in thousandths from now on.
+    pub fn set_weight(&mut self, tenant: &str, milli: u32) {
+        let id = self.by_name.get(tenant);
+        if let Some(account) = id.and_then(|id| self.accounts.get_mut(id)) {
+            account.weight = f64::from(milli.max(1)) / 1_000.0;
+        }
+    }
+
+    /// What a tenant had used by now, as it was saved. What is no sound figure counts as nothing.
+    pub fn restore(&mut self, tenant: &str, used: f64, now: Instant) {
+        if !(used.is_finite() && used > 0.0) || self.accounts.len() >= TENANTS_MAX {
+            return;
+        }
+        let id = self.name(tenant, now);
+        self.leave(id);
+        if let Some(account) = self.accounts.get_mut(&id) {
+            (account.used, account.at) = (account.used + used, now);
+        }
+    }
+
     fn used(&self, account: &Account, now: Instant) -> f64 {
         let half = self.half_life.as_secs_f64();
         let left = (-now.since(account.at).as_secs_f64() / half).exp2();
@@ -145,6 +165,19 @@ mod tests {
         assert!((all.level(b, at(10)) * 3.0 - fresh).abs() < 1e-9);
         assert!((all.level(a, at(110)) * 2.0 - fresh).abs() < 1e-9);
         assert_eq!(all.top(at(10), 1).len(), 1);
+    }
+
+    #[test]
+    fn what_was_saved_counts_on() {
+        let mut all = Accounts::new(Span::secs(100), BTreeMap::new());
+        for (tenant, used) in [("a", 8.0), ("b", f64::NAN), ("c", -3.0), ("d", f64::INFINITY)] {
+            all.restore(tenant, used, at(0));
+        }
+        assert_eq!(all.top(at(0), 9), [("a".to_owned(), 8.0)]);
+        assert!((all.top(at(100), 1)[0].1 - 4.0).abs() < 1e-9, "it goes on decaying");
+        let a = all.name("a", at(0));
+        all.set_weight("a", 4_000);
+        assert!((all.level(a, at(0)) - 2.0).abs() < 1e-9);
     }
 
     #[test]

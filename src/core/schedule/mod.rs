@@ -35,7 +35,7 @@ use self::nodes::{Choice, Fit, Mix, fit};
 use self::order::Queue;
 use self::outlook::MeanRuntime;
 use super::api::{Held, NodeShare};
-use super::books::{Books, Need};
+use super::books::{Books, Need, WHOLE};
 use crate::base::{Instant, Span};
 use crate::model::Resources;
 use crate::model::report::NodeCapacity;
@@ -65,6 +65,10 @@ pub struct Config {
     pub notice: Span,
     /// A request whose start cannot be known has its nodes held after this long.
     pub starve_after: Span,
+    /// Of all GPUs so many thousandths are kept free for what comes back from elsewhere and for urgent requests:
+    pub buffer_milli: u32,
+    /// those of at least this priority.
+    pub buffer_priority: u8,
     /// Requests looked at in one pass.
     pub depth: usize,
     /// Distances of GPUs, by node group.
@@ -79,6 +83,8 @@ impl Default for Config {
             preemption: true,
             notice: Span::secs(30),
             starve_after: Span::secs(30),
+            buffer_milli: 0,
+            buffer_priority: 75,
             depth: 512,
             topologies: BTreeMap::new(),
         }
@@ -104,6 +110,31 @@ pub struct Request {
     pub token: bool,
     /// Since when it waits, microseconds on this cluster's clock; may lie before that clock's start.
     pub since: i64,
+}
+
+impl Request {
+    /// Thousandths of GPUs of all ranks.
+    fn milli(&self) -> u64 {
+        let each = u64::from(self.need.gpus) * u64::from(self.need.milli);
+        each.saturating_mul(u64::from(self.ranks))
+    }
+}
+
+/// Tenants with a guaranteed share: who may take back what is his, and from whom.
+#[derive(Debug, Clone)]
+pub struct Standings<K> {
+    /// GPUs that a tenant may still take of its guaranteed ones.
+    pub owns: BTreeMap<String, u64>,
+    /// GPUs that a tenant holds beyond its guaranteed ones: no more than these are taken back.
+    pub borrowed: BTreeMap<String, u64>,
+    /// What may be taken back.
+    pub loans: BTreeSet<K>,
+}
+
+impl<K> Default for Standings<K> {
+    fn default() -> Self {
+        Self { owns: BTreeMap::new(), borrowed: BTreeMap::new(), loans: BTreeSet::new() }
+    }
 }
 
 /// Something that waits.
@@ -187,6 +218,9 @@ pub struct Scheduler<K> {
     pinned: BTreeMap<K, Pin<K>>,
     mix: Mix,
     mean: MeanRuntime,
+    standings: Standings<K>,
+    /// Waiting requests of jobs that ran before, here or elsewhere.
+    returning: BTreeSet<K>,
     /// Kinds that did not fit since capacity last grew, and from how many ranks on.
     misses: BTreeMap<Need, u32>,
     /// Ranks that wait, by kind.
@@ -210,6 +244,8 @@ impl<K: Copy + Ord> Scheduler<K> {
             pinned: BTreeMap::new(),
             mix: Mix::default(),
             mean: MeanRuntime::default(),
+            standings: Standings::default(),
+            returning: BTreeSet::new(),
             misses: BTreeMap::new(),
             queued_needs: BTreeMap::new(),
         }
@@ -261,6 +297,10 @@ impl<K: Copy + Ord> Scheduler<K> {
     pub fn reservations(&self) -> &[Reservation<K>] {
         &self.reservations
     }
+    /// Waiting requests for which others were sent away.
+    pub fn pinned(&self) -> impl Iterator<Item = &K> {
+        self.pinned.keys()
+    }
     /// Tenants' usage.
     pub fn accounts(&self) -> &Accounts {
         &self.accounts
@@ -294,6 +334,72 @@ impl<K: Copy + Ord> Scheduler<K> {
         self.queue.at_least(priority).saturating_sub(1)
     }
 
+    /// Who may take back what from now on.
+    pub fn set_standings(&mut self, standings: Standings<K>) {
+        self.standings = standings;
+    }
+    /// A tenant's part against the others', in thousandths, where the configuration names none.
+    pub fn set_weight(&mut self, tenant: &str, milli: u32) {
+        if !self.config.weights.contains_key(tenant) {
+            self.accounts.set_weight(tenant, milli);
+        }
+    }
+    /// What a tenant had used before this scheduler began.
+    pub fn restore_usage(&mut self, tenant: &str, used: f64, now: Instant) {
+        self.accounts.restore(tenant, used, now);
+    }
+    /// This waiting request is of a job that ran before: it may use the buffer.
+    pub fn returns(&mut self, key: K) {
+        if self.waiting.contains_key(&key) {
+            self.returning.insert(key);
+        }
+    }
+    /// Whole GPUs that are kept free, and for which priority.
+    pub fn buffer(&self) -> (u32, u8) {
+        let kept = self.buffer_kept() / u64::from(WHOLE);
+        (u32::try_from(kept).unwrap_or(u32::MAX), self.config.buffer_priority)
+    }
+    /// Thousandths of a GPU, rounded up to whole ones.
+    fn buffer_kept(&self) -> u64 {
+        let (all, whole) = (self.books.totals().milli, u64::from(WHOLE));
+        (all * u64::from(self.config.buffer_milli) / 1_000).div_ceil(whole) * whole
+    }
+    /// A request like this may use what is kept free.
+    fn uses_buffer(&self, key: &K, request: &Request) -> bool {
+        request.need.gpus == 0
+            || request.priority >= self.config.buffer_priority
+            || self.returning.contains(key)
+    }
+    /// It would take of what is kept free, and must not.
+    fn in_buffer(&self, key: &K, request: &Request) -> bool {
+        let kept = self.buffer_kept();
+        let wants = request.milli();
+        kept > 0 && self.books.free_milli() < kept.saturating_add(wants) && !self.uses_buffer(key, request)
+    }
+    /// A request like this would never be granted, since so many GPUs are kept free.
+    pub fn beyond_buffer(&self, request: &Request, returns: bool) -> bool {
+        let wants = request.milli();
+        let may = returns || request.priority >= self.config.buffer_priority || wants == 0;
+        !may && self.books.totals().milli < self.buffer_kept().saturating_add(wants)
+    }
+    /// A waiting request is held back for the buffer's sake.
+    pub fn buffered(&self, key: &K) -> bool {
+        self.waiting
+            .get(key)
+            .is_some_and(|w| self.books.free_milli() >= w.request.milli() && self.in_buffer(key, &w.request))
+    }
+
+    /// What a request of this tenant may take back: none where it is no longer within its guaranteed share.
+    fn loans_for(&self, key: &K, request: &Request) -> Option<&Standings<K>> {
+        let wants = u64::from(request.need.gpus) * u64::from(request.ranks);
+        let owns = self.standings.owns.get(&request.tenant).copied()?;
+        // For others of this tenant somebody is on his way out already.
+        let pinned = self.pinned.keys().filter(|other| *other != key).filter_map(|k| self.waiting.get(k));
+        let of = pinned.map(|w| &w.request).filter(|r| r.tenant == request.tenant);
+        let taken: u64 = of.map(|r| u64::from(r.need.gpus) * u64::from(r.ranks)).sum();
+        (wants > 0 && owns >= wants.saturating_add(taken)).then_some(&self.standings)
+    }
+
     /// The dominant share of the cluster that a request would hold.
     fn share_of(&self, request: &Request) -> f64 {
         let (need, all) = (&request.need, self.books.totals());
@@ -317,8 +423,12 @@ impl<K: Copy + Ord> Scheduler<K> {
         } else {
             self.mix.note(&request.need, request.ranks);
         }
+        let returns = self.returning.contains(&key);
         self.unqueue(&key);
         self.enqueue(key, request, now);
+        if returns {
+            self.returning.insert(key);
+        }
     }
 
     fn enqueue(&mut self, key: K, request: Request, now: Instant) {
@@ -331,6 +441,7 @@ impl<K: Copy + Ord> Scheduler<K> {
 
     fn unqueue(&mut self, key: &K) -> Option<Waiting> {
         let waiting = self.waiting.remove(key)?;
+        self.returning.remove(key);
         self.queue.remove(waiting.request.priority, waiting.tenant, waiting.request.since, *key);
         self.accounts.leave(waiting.tenant);
         if let Some(ranks) = self.queued_needs.get_mut(&waiting.request.need) {
@@ -478,6 +589,20 @@ impl<K: Copy + Ord> Scheduler<K> {
             return;
         }
         let request = waiting.request.clone();
+        if self.in_buffer(&key, &request) {
+            // Others may pass it for a while; then what comes free beyond the buffer is kept for it.
+            let behind = pass.buffer_waits.is_some_and(|priority| request.priority <= priority);
+            if !behind && !pass.joined && self.waited(&request, now) {
+                pass.buffer_waits = Some(request.priority);
+            }
+            return;
+        }
+        if request.need.gpus > 0
+            && pass.buffer_waits.is_some_and(|priority| request.priority <= priority)
+            && !self.uses_buffer(&key, &request)
+        {
+            return;
+        }
         let kind = (request.ranks, request.need.clone());
         let ends = request.max_runtime.map(|run| now + SLACK + run);
         let in_time = |r: &Reservation<K>| ends.is_some_and(|end| r.at.is_some_and(|at| end <= at));
@@ -560,7 +685,8 @@ impl<K: Copy + Ord> Scheduler<K> {
         if may && pass.preempts < PREEMPTS_MAX && !found.as_ref().is_some_and(soon) {
             pass.preempts += 1;
             let asked = (request.priority, request.ranks, &request.need);
-            let victims = preempt::victims(&self.books, self.running.iter(), asked, now);
+            let loans = self.loans_for(&key, request);
+            let victims = preempt::victims(&self.books, self.running.iter(), asked, loans, now);
             if let Some(victims) = victims.filter(|v| !v.is_empty()) {
                 let by = now + self.config.notice;
                 for victim in &victims {
@@ -572,11 +698,16 @@ impl<K: Copy + Ord> Scheduler<K> {
             }
         }
         if let Some(mut reservation) = found {
-            let waited = i64::try_from(now.0).unwrap_or(i64::MAX).saturating_sub(request.since);
-            let starves = waited >= i64::try_from(self.config.starve_after.0).unwrap_or(i64::MAX);
+            let starves = self.waited(request, now);
             reservation.binding |= starves || self.pinned.contains_key(&key);
             self.reservations.push(reservation);
         }
+    }
+
+    /// It has waited so long that others must not pass it for ever.
+    fn waited(&self, request: &Request, now: Instant) -> bool {
+        let waited = i64::try_from(now.0).unwrap_or(i64::MAX).saturating_sub(request.since);
+        waited >= i64::try_from(self.config.starve_after.0).unwrap_or(i64::MAX)
     }
 
     fn reserve(&self, key: K, request: &Request, now: Instant) -> Option<Reservation<K>> {
@@ -590,7 +721,8 @@ impl<K: Copy + Ord> Scheduler<K> {
     pub fn victims_of(&self, key: &K, now: Instant) -> Option<usize> {
         let request = &self.waiting.get(key).filter(|_| self.config.preemption)?.request;
         let asked = (request.priority, request.ranks, &request.need);
-        preempt::victims(&self.books, self.running.iter(), asked, now).map(|v| v.len())
+        let loans = self.loans_for(key, request);
+        preempt::victims(&self.books, self.running.iter(), asked, loans, now).map(|v| v.len())
     }
 }
 
@@ -603,10 +735,19 @@ struct Pass<K> {
     /// Kinds that would fit and may not, for a reservation's sake.
     barred: BTreeSet<(u32, Need)>,
     preempts: usize,
+    /// A request of this priority waits until enough is free beside the buffer.
+    buffer_waits: Option<u8>,
 }
 
 impl<K> Default for Pass<K> {
     fn default() -> Self {
-        Self { now: Instant(0), out: Vec::new(), joined: false, barred: BTreeSet::new(), preempts: 0 }
+        Self {
+            now: Instant(0),
+            out: Vec::new(),
+            joined: false,
+            barred: BTreeSet::new(),
+            preempts: 0,
+            buffer_waits: None,
+        }
     }
 }

@@ -1,13 +1,15 @@
 //! Whom an urgent request sends away: the fewest that suffice, of these the lowest, of these the youngest.
 //!
-//! Only preemptible attempts of a lower priority. What is stopping already counts as gone. For one rank every node is
+//! Only preemptible attempts of a lower priority; and, for a tenant that has less than its guaranteed share, what others
+//! have borrowed, whatever its priority, up to as much as they have borrowed. What is stopping already counts as gone. For one rank every node is
 //! looked at; for a gang two orders are tried (lowest first, largest first) and whoever is not needed is let off again.
 //! That is exact for one victim, and for more never takes one that could stay.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
-use super::Running;
 use super::nodes::{Choice, fit};
+use super::{Running, Standings};
 use crate::base::Instant;
 use crate::core::books::{Books, Need, NodeState};
 
@@ -24,14 +26,17 @@ pub fn victims<'r, K: Copy + Ord + 'r>(
     books: &Books,
     running: impl Iterator<Item = (&'r K, &'r Running)>,
     (priority, ranks, need): (u8, u32, &Need),
+    loans: Option<&Standings<K>>,
     now: Instant,
 ) -> Option<Vec<K>> {
+    let lower = |r: &Running| r.request.preemptible && r.request.priority < priority;
+    let lent = |key: &K| loans.is_some_and(|l| l.loans.contains(key));
     let mut may: Vec<(&K, &Running)> = Vec::new();
     let mut stopping: Vec<&Running> = Vec::new();
     for (key, r) in running {
         if r.stopping {
             stopping.push(r);
-        } else if r.request.preemptible && r.request.priority < priority && helps(r, need) {
+        } else if (lower(r) || lent(key)) && helps(r, need) {
             may.push((key, r));
         }
     }
@@ -39,10 +44,27 @@ pub fn victims<'r, K: Copy + Ord + 'r>(
         return None;
     }
     let mut base = books.clone();
-    for r in stopping {
+    for r in &stopping {
         base.give(&r.shares, &r.request.need);
     }
     may.sort_by_key(|(key, r)| (r.request.priority, Reverse(r.started), **key));
+    // Nobody falls below what is his own.
+    let gpus = |r: &Running| u64::from(r.request.need.gpus) * u64::from(r.request.ranks);
+    let mut left: BTreeMap<&str, u64> = BTreeMap::new();
+    for (tenant, all) in loans.iter().flat_map(|l| &l.borrowed) {
+        // What goes already counts as taken back.
+        let goes = stopping.iter().filter(|r| r.request.tenant == *tenant).map(|r| gpus(r)).sum();
+        left.insert(tenant, all.saturating_sub(goes));
+    }
+    may.retain(|(key, r)| {
+        if !lent(key) || lower(r) {
+            return true;
+        }
+        let Some(left) = left.get_mut(r.request.tenant.as_str()) else { return false };
+        let goes = gpus(r) > 0 && gpus(r) <= *left;
+        *left -= if goes { gpus(r) } else { 0 };
+        goes
+    });
     may.truncate(LOOKED_AT_MAX);
     let choice = Choice::default();
     let suffice = |some: &[(&K, &Running)]| {

@@ -385,3 +385,79 @@ fn a_hundred_thousand_wait() {
     assert_eq!(s.prospects(at(2), 1_000).len(), 1_000);
     assert!(s.place_at_most(50) >= 99_000);
 }
+
+/// A quarter of 16 GPUs is kept: ordinary requests leave it alone, urgent ones and those that come back use it.
+#[test]
+fn a_part_is_kept_for_what_comes_back_and_for_the_urgent() {
+    let mut s = S::new(&nodes(2, 8), Config { buffer_milli: 250, ..Config::default() });
+    assert_eq!(s.buffer(), (4, 75));
+    for key in 1..=4 {
+        s.join(key, Request { since: i64::from(key), ..ask(&s, 1, 4, None) }, at(0));
+    }
+    assert_eq!(granted(&s.decide(at(0), &all)).len(), 3, "12 of 16");
+    assert!(s.buffered(&4) && !s.buffered(&1));
+    // Without GPUs it is none of this.
+    s.join(5, ask(&s, 1, 0, None), at(0));
+    assert_eq!(granted(&s.decide(at(0), &all)), [5]);
+    s.join(6, Request { priority: 75, ..ask(&s, 1, 2, None) }, at(1));
+    s.join(7, ask(&s, 1, 2, None), at(1));
+    s.returns(7);
+    let mut both = granted(&s.decide(at(1), &all));
+    both.sort_unstable();
+    assert_eq!(both, [6, 7]);
+    // A request that would leave less can never be granted, and is told so.
+    let whole = ask(&s, 2, 8, None);
+    assert!(s.beyond_buffer(&whole, false) && !s.beyond_buffer(&whole, true));
+    // Small ones pass a larger one for a while only.
+    s.end(&1, at(2));
+    s.join(8, ask(&s, 1, 1, Some(5)), at(2));
+    assert_eq!(s.books().free_milli(), 4_000);
+    assert!(granted(&s.decide(at(2), &all)).is_empty());
+    s.end(&6, at(3));
+    assert_eq!(granted(&s.decide(at(3), &all)), [8]);
+    s.join(9, Request { since: 39_000_000, ..ask(&s, 1, 1, Some(5)) }, at(40));
+    assert!(granted(&s.decide(at(40), &all)).is_empty(), "the four that wait since the beginning come first");
+    s.end(&7, at(41));
+    s.end(&8, at(41));
+    assert_eq!(granted(&s.decide(at(41), &all))[0], 4);
+}
+
+/// A tenant below its guaranteed share takes back what another has borrowed, whatever the priority, and no more.
+#[test]
+fn what_was_borrowed_is_taken_back_and_no_more() {
+    let mut s = S::new(&nodes(1, 8), Config::default());
+    for key in 1..=4 {
+        let request = Request { tenant: "rich".into(), priority: 60, ..ask(&s, 1, 2, None) };
+        let shares = s.fit_now(&request).expect("room");
+        s.start(key, request, shares, at(u64::from(key)));
+    }
+    let poor = |s: &S, gpus| Request { tenant: "poor".into(), token: true, ..ask(s, 1, gpus, None) };
+    let victims = |s: &S, gpus| {
+        let mut t = s.clone();
+        t.join(9, poor(s, gpus), at(10));
+        sent_away(&t.decide(at(10), &all))
+    };
+    assert!(victims(&s, 2).is_empty(), "without a guarantee nothing is his");
+    s.set_standings(Standings {
+        owns: [("poor".to_owned(), 4)].into(),
+        borrowed: [("rich".to_owned(), 4)].into(),
+        loans: (1..=4).collect(),
+    });
+    assert_eq!(victims(&s, 2), [4], "the youngest");
+    assert_eq!(victims(&s, 4).len(), 2);
+    assert!(victims(&s, 6).is_empty(), "six are not his own");
+    let more = [("poor".to_owned(), 8)].into();
+    s.set_standings(Standings {
+        owns: more,
+        borrowed: [("rich".to_owned(), 4)].into(),
+        loans: (1..=4).collect(),
+    });
+    assert!(victims(&s, 6).is_empty(), "rich keeps what is its own");
+    // What must not be stopped is not lent.
+    s.set_standings(Standings {
+        owns: [("poor".to_owned(), 4)].into(),
+        borrowed: [("rich".to_owned(), 4)].into(),
+        loans: [1].into(),
+    });
+    assert_eq!(victims(&s, 2), [1]);
+}

@@ -28,8 +28,8 @@ use crate::model::spec::JobSpec;
 use crate::model::tenant::{
     Amount, LEDGERS_MAX, LedgerChange, LedgerRecord, Limits, LimitsPatch, ledger_id, ring_key,
 };
-pub(super) use spend::Room;
 use spend::Spender;
+pub(super) use spend::{Room, TenantRoom};
 use told::Told;
 
 /// Patience of an operator's operation.

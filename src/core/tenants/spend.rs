@@ -45,6 +45,8 @@ pub(super) struct Spender {
     row: Row,
     /// What the share should be for claims that wait.
     want: Option<Amount>,
+    /// For claims that wait for others to go: this much of the share is not idle.
+    pins: Amount,
     sent: Option<Sent>,
     again_at: Instant,
     refusals: u32,
@@ -145,10 +147,17 @@ impl Peer {
         }
     }
 
+    /// A waiting claim of this tenant has others sent away: its part of the share is kept for it.
+    pub(in crate::core) fn quota_pins(&mut self, tenant: &str, more: Amount) {
+        if let Some(spender) = self.tenants.spenders.get_mut(tenant) {
+            spender.pins = spender.pins.plus(more);
+        }
+    }
+
     /// A whole pass finds out anew what waiting claims want.
     pub(in crate::core) fn quota_forget_wants(&mut self) {
         for spender in self.tenants.spenders.values_mut() {
-            spender.want = None;
+            (spender.want, spender.pins) = (None, Amount::ZERO);
         }
     }
 
@@ -221,6 +230,16 @@ impl Peer {
         }
     }
 
+    /// The ledger has refused more of it to this cluster.
+    pub(in crate::core) fn quota_short(&self, tenant: &str) -> bool {
+        self.tenants.spenders.get(tenant).is_some_and(|s| s.refusals > 0)
+    }
+
+    /// Tenants that have limits, as far as this cluster knows.
+    pub(in crate::core) fn limited_tenants(&self) -> Vec<String> {
+        self.tenants.cards.values().filter(|card| !card.removed).map(|card| card.tenant.clone()).collect()
+    }
+
     /// This cluster knows that the tenant has a ledger: it keeps to its share.
     pub fn knows_tenant(&self, tenant: &str) -> bool {
         self.tenants.cards.contains_key(tenant)
@@ -287,7 +306,7 @@ impl Peer {
             gpus: if card.removed { 0 } else { card.limits.keep.get(&me).copied().unwrap_or(0) },
             ..Amount::ZERO
         };
-        let needed = used.max(keep);
+        let needed = used.plus(spender.pins).max(keep);
         let adopts = (!card.removed && spender.row.era != card.era).then_some(card.era);
         let wanted = spender.want.filter(|_| !card.removed).unwrap_or_default().max(keep);
         let spare = !share.within(&needed);

@@ -136,6 +136,7 @@ mod tests {
             links: vec![],
             data: None,
             images: None,
+            alerts: None,
             heard_at: Instant(0),
         };
         let (liveness, report) = (Liveness::Alive, Some(std::sync::Arc::new(report)));

@@ -31,10 +31,13 @@ pub(super) const TOP: &[Key] = &[
     key("limits"),
     key("schedule"),
     key("timing"),
+    key("alerts"),
     key("shutdown"),
     key("certificate"),
     key("local"),
     key("slurm"),
+    key("kubernetes"),
+    key("trace"),
 ];
 pub(super) const API: &[Key] = &[key("listen"), key("unix")];
 pub(super) const NODES: &[Key] = &[
@@ -65,8 +68,15 @@ pub(super) const LIMITS: &[Key] = &[
     key("retain"),
     key("retain_jobs"),
 ];
-pub(super) const SCHEDULE: &[Key] =
-    &[key("weights"), key("half_life"), key("preemption"), key("notice"), key("starve_after")];
+pub(super) const SCHEDULE: &[Key] = &[
+    key("weights"),
+    key("half_life"),
+    key("preemption"),
+    key("notice"),
+    key("starve_after"),
+    key("buffer_ratio"),
+    key("buffer_priority"),
+];
 pub(super) const TIMING: &[Key] = &[
     key("renew_every"),
     key("rho"),
@@ -79,6 +89,29 @@ pub(super) const TIMING: &[Key] = &[
     key("probe_every"),
     key("probe_share"),
 ];
+pub(super) const ALERTS: &[Key] = &[
+    key("notify_after"),
+    key("recover_after"),
+    key("stagger"),
+    key("for"),
+    key("contact_age"),
+    key("disk_low"),
+    key("commit"),
+    key("certificate"),
+    key("link_loss"),
+    key("link_use"),
+    key("schedule"),
+    key("start"),
+    key("lost"),
+    key("gpus_used"),
+    key("quota"),
+    key("webhooks"),
+    key("commands"),
+];
+pub(super) const WEBHOOKS: &[Key] =
+    &[key("name"), key("url"), key("headers"), key("ca"), key("severity"), key("kinds"), key("timeout")];
+pub(super) const COMMANDS: &[Key] =
+    &[key("name"), key("run"), key("shell"), key("severity"), key("kinds"), key("timeout")];
 pub(super) const SHUTDOWN: &[Key] = &[key("deadline"), key("jobs"), key("notice")];
 pub(super) const CERTIFICATE: &[Key] = &[key("lifetime")];
 pub(super) const LOCAL: &[Key] = &[key("container_runtime"), key("cgroups")];
@@ -99,6 +132,29 @@ pub(super) const SLURM: &[Key] = &[
     key("guard_host"),
     key("notice_signal"),
 ];
+pub(super) const KUBERNETES: &[Key] = &[
+    key("kubeconfig"),
+    key("context"),
+    key("namespace"),
+    key("image"),
+    key("guard_image"),
+    key("queue"),
+    key("pod_groups"),
+    key("scheduler"),
+    key("priority_class"),
+    key("runtime_class"),
+    key("service_account"),
+    key("pull_secrets"),
+    key("node_selector"),
+    key("tolerations"),
+    key("gpu_names"),
+    key("interval"),
+    key("pending_max"),
+    key("pull_max"),
+    key("guard_listen"),
+    key("guard_host"),
+];
+pub(super) const TRACE: &[Key] = &[key("otlp"), key("ca")];
 
 /// Every table with its path; the empty path is the document.
 pub const SECTIONS: &[(&str, &[Key])] = &[
@@ -112,10 +168,15 @@ pub const SECTIONS: &[(&str, &[Key])] = &[
     ("limits", LIMITS),
     ("schedule", SCHEDULE),
     ("timing", TIMING),
+    ("alerts", ALERTS),
+    ("webhooks", WEBHOOKS),
+    ("commands", COMMANDS),
     ("shutdown", SHUTDOWN),
     ("certificate", CERTIFICATE),
     ("local", LOCAL),
     ("slurm", SLURM),
+    ("kubernetes", KUBERNETES),
+    ("trace", TRACE),
 ];
 
 /// What people may write by habit, and what to write here.

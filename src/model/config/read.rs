@@ -3,10 +3,10 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use super::keys::{API, CERTIFICATE, FAMILIAR, LIMITS, LOCAL, NODES, SHUTDOWN, SLURM, TIMING, TOP};
+use super::keys::{API, CERTIFICATE, FAMILIAR, LIMITS, LOCAL, NODES, SHUTDOWN, SLURM, TIMING, TOP, TRACE};
 use super::{
     BackendKind, Config, ConfigMistake, DOCUMENT_BYTES_MAX, GpuSets, ShutdownJobs, SlurmBackendConfig,
-    schedule,
+    alerts, schedule,
 };
 use crate::base::{Bytes, MilliCpu, PeerName, Span};
 use crate::model::gpu;
@@ -60,7 +60,7 @@ pub(super) fn path(field: Field, m: &mut Mistakes) -> Option<PathBuf> {
     field.read(m, "must be an absolute path", |t| words::absolute(t).then(|| PathBuf::from(t)))
 }
 
-fn address(field: Field, m: &mut Mistakes) -> Option<SocketAddr> {
+pub(super) fn address(field: Field, m: &mut Mistakes) -> Option<SocketAddr> {
     field.read(m, "must be an address and port such as 0.0.0.0:7420 or [::]:7420", |t| t.parse().ok())
 }
 
@@ -102,11 +102,8 @@ fn identity(config: &mut Config, fields: &mut Fields, m: &mut Mistakes) {
 }
 
 fn backend(field: Field, m: &mut Mistakes) -> Option<BackendKind> {
-    if matches!(&field.node.value, Value::Text(t) if t == "kubernetes") {
-        field.wrong(m, "not supported by this peer yet: must be local or slurm");
-        return None;
-    }
-    field.word(m, &[("local", BackendKind::Local), ("slurm", BackendKind::Slurm)])
+    let kinds = [BackendKind::Local, BackendKind::Slurm, BackendKind::Kubernetes];
+    field.word(m, &kinds.map(|kind| (kind.as_str(), kind)))
 }
 
 fn economy(config: &mut Config, fields: &mut Fields, m: &mut Mistakes) {
@@ -132,6 +129,13 @@ fn economy(config: &mut Config, fields: &mut Fields, m: &mut Mistakes) {
         field.wrong(
             m,
             "Slurm says which nodes there are: remove the nodes, or name partitions in slurm.partition",
+        );
+        return;
+    }
+    if config.backend == BackendKind::Kubernetes {
+        field.wrong(
+            m,
+            "Kubernetes says which nodes there are: remove the nodes, or choose some with kubernetes.node_selector",
         );
         return;
     }
@@ -239,6 +243,9 @@ fn tables(config: &mut Config, fields: &mut Fields, m: &mut Mistakes) {
     if let Some(table) = table(fields, "timing", m) {
         timing(config, table, m);
     }
+    if let Some(t) = table(fields, "alerts", m) {
+        alerts::read(&mut config.alerts, t, m);
+    }
     if let Some(mut t) = table(fields, "shutdown", m) {
         let s = &mut config.shutdown;
         set(
@@ -262,6 +269,22 @@ fn tables(config: &mut Config, fields: &mut Fields, m: &mut Mistakes) {
     }
     if let Some(t) = table(fields, "slurm", m) {
         slurm(&mut config.slurm, t, m);
+    }
+    if let Some(t) = table(fields, "kubernetes", m) {
+        super::kubernetes::read(&mut config.kubernetes, t, m);
+    }
+    if let Some(mut t) = table(fields, "trace", m) {
+        let collector = |t: &str| {
+            let rest = t.strip_prefix("http://").or_else(|| t.strip_prefix("https://"));
+            let good = rest
+                .is_some_and(|r| !r.is_empty() && r.len() <= 500 && r.bytes().all(|b| b.is_ascii_graphic()));
+            good.then(|| t.to_owned())
+        };
+        let want =
+            "must be http://HOST:PORT or https://HOST:PORT of an OTLP collector, such as http://otel:4318";
+        config.trace.otlp = t.take("otlp", m).and_then(|f| f.read(m, want, collector));
+        config.trace.ca = t.take("ca", m).and_then(|f| path(f, m));
+        t.finish(m, TRACE, &[("endpoint", "write otlp")]);
     }
 }
 

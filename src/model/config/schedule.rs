@@ -34,6 +34,11 @@ pub struct ScheduleConfig {
     pub notice: Span,
     /// The first in line has its nodes held after this long, where its start cannot be known, 0 s to 1 day. Default 30 s.
     pub starve_after: Span,
+    /// Part of the GPUs that is kept free for jobs that were lost elsewhere and for urgent ones, thousandths, 0 to 0.5.
+    /// Default 0.
+    pub buffer_milli: u32,
+    /// Jobs of at least this priority may use it. Default 75.
+    pub buffer_priority: u8,
 }
 
 impl Default for ScheduleConfig {
@@ -44,6 +49,8 @@ impl Default for ScheduleConfig {
             preemption: true,
             notice: Span::secs(30),
             starve_after: Span::secs(30),
+            buffer_milli: 0,
+            buffer_priority: 75,
         }
     }
 }
@@ -60,6 +67,12 @@ pub(super) fn read(config: &mut ScheduleConfig, mut t: Fields, m: &mut Mistakes)
     between("starve_after", Span::ZERO, day, &mut config.starve_after, m);
     if let Some(on) = t.take("preemption", m).and_then(|f| f.flag(m)) {
         config.preemption = on;
+    }
+    if let Some(part) = t.take("buffer_ratio", m).and_then(|f| f.milli(m, 0..=500)) {
+        config.buffer_milli = u32::try_from(part).unwrap_or(0);
+    }
+    if let Some(priority) = t.take("buffer_priority", m).and_then(|f| f.whole32(m, 0..=100)) {
+        config.buffer_priority = u8::try_from(priority).unwrap_or(100);
     }
     for (tenant, field) in t.take("weights", m).and_then(|f| f.pairs(m, WEIGHTS_MAX)).unwrap_or_default() {
         if !words::name(&tenant) {
@@ -81,6 +94,8 @@ pub(super) fn write(config: &ScheduleConfig) -> Table {
         ("preemption".to_owned(), Value::Boolean(config.preemption)),
         ("notice".to_owned(), text(config.notice)),
         ("starve_after".to_owned(), text(config.starve_after)),
+        ("buffer_ratio".to_owned(), Value::Float(f64::from(config.buffer_milli) / 1e3)),
+        ("buffer_priority".to_owned(), Value::Integer(config.buffer_priority.into())),
         ("weights".to_owned(), Value::Table(weights)),
     ]
     .into_iter()
@@ -133,11 +148,12 @@ mod tests {
 
     #[test]
     fn weights_and_links_are_read_and_written_back() {
-        let text = "[schedule]\nhalf_life = \"12h\"\npreemption = false\n[schedule.weights]\nvision = 2.5\nnlp = 1\n\
+        let text = "[schedule]\nhalf_life = \"12h\"\npreemption = false\nbuffer_ratio = 0.1\nbuffer_priority = 90\n[schedule.weights]\nvision = 2.5\nnlp = 1\n\
                     [[nodes]]\nname = \"dgx\"\ngpu = \"H100\"\ngpus = 8\nnvlink = [\"0-3\", \"4-7\"]\nnuma = \"0,1,2-7\"\n";
         let c = Config::check(text).expect("good");
         assert_eq!(c.schedule.weights["vision"], 2_500);
         assert_eq!((c.schedule.half_life, c.schedule.preemption), (Span::secs(43_200), false));
+        assert_eq!((c.schedule.buffer_milli, c.schedule.buffer_priority), (100, 90));
         assert_eq!(c.gpu_sets["dgx"].len(), 3);
         assert_eq!(Config::check(&c.to_toml()), Ok(c));
     }
@@ -150,6 +166,9 @@ mod tests {
             ("[schedule.weights]\nvision = -1e9", "schedule.weights.vision"),
             ("[schedule.weights]\n\"a b\" = 1", "the tenant"),
             ("[schedule]\nfairshare = 1", "write weights"),
+            ("[schedule]\nbuffer_ratio = 0.6", "schedule.buffer_ratio"),
+            ("[schedule]\nbuffer_ratio = -0.1", "schedule.buffer_ratio"),
+            ("[schedule]\nbuffer_priority = 101", "schedule.buffer_priority"),
             ("[[nodes]]\nname = \"a\"\ngpu = \"H100\"\ngpus = 8\nnvlink = \"0-8\"", "nodes[0].nvlink"),
             ("[[nodes]]\nname = \"a\"\ngpu = \"H100\"\ngpus = 8\npcie = [\"x\"]", "nodes[0].pcie[0]"),
             ("[[nodes]]\nname = \"a\"\nnuma = \"0\"", "below 0"),

@@ -79,6 +79,15 @@ notice_signal = "USR1"
 nice = "10"
 [slurm.gpu_names]
 a100 = "A100-80G"
+[kubernetes]
+namespace = "jobs"
+guard_image = "registry.example.com/starling:1"
+pod_groups = false
+pull_secrets = ["one", "two"]
+tolerations = "team=ml:NoSchedule"
+pull_max = "2h"
+[kubernetes.node_selector]
+pool = "gpu"
 "#;
 
 #[test]
@@ -130,7 +139,10 @@ fn wrong_values_are_refused_by_name() {
     for address in ["host", "host:0", "host:99999", "ho st:1", ":5", "[::1:5", "[zz]:5", "a\\u0007:1"] {
         wrong(&format!("advertise = \"{address}\""), &["advertise", "host:port"]);
     }
-    wrong("backend = \"kubernetes\"", &["not supported by this peer yet"]);
+    wrong("backend = \"kubernetes\"\n[[nodes]]\nname = \"a\"", &["Kubernetes says"]);
+    wrong("[kubernetes]\nnamespace = \"A b\"", &["kubernetes.namespace", "a-z"]);
+    wrong("[kubernetes]\ntolerations = \"a:Maybe\"", &["kubernetes.tolerations", "NoSchedule"]);
+    wrong("[kubernetes]\nkueue = \"q\"", &["write queue"]);
     wrong("backend = \"slurm\"\n[[nodes]]\nname = \"a\"", &["Slurm says"]);
     wrong("[slurm]\nrest = \"tcp:1\"", &["slurm.rest", "unix:/path"]);
     wrong("[slurm]\nnotice_signal = \"KILL\"", &["notice_signal"]);

@@ -2,7 +2,7 @@
 
 use toml::{Table, Value};
 
-use super::{BackendKind, Config, DatasetConfig, GpuSets, ShutdownJobs, schedule};
+use super::{Config, DatasetConfig, GpuSets, ShutdownJobs, alerts, schedule};
 use crate::base::Span;
 use crate::model::input::words::{size_text, span_text};
 use crate::model::policy::{POLICIES, Term, Weights};
@@ -80,13 +80,7 @@ pub(super) fn write(c: &Config) -> String {
         ),
         ("images", (!c.images.is_empty()).then(|| Value::Array(c.images.iter().map(image).collect()))),
         ("placement", Some(Value::Table(placement))),
-        (
-            "backend",
-            Some(text(match c.backend {
-                BackendKind::Local => "local",
-                BackendKind::Slurm => "slurm",
-            })),
-        ),
+        ("backend", Some(text(c.backend.as_str()))),
         ("replicas", Some(whole(c.replicas))),
         ("witness", Some(Value::Boolean(c.witness))),
         ("labels", Some(Value::Table(labels))),
@@ -105,6 +99,7 @@ pub(super) fn write(c: &Config) -> String {
         ("limits", Some(Value::Table(limits(c)))),
         ("schedule", Some(Value::Table(schedule::write(&c.schedule)))),
         ("timing", Some(Value::Table(timing(c)))),
+        ("alerts", Some(Value::Table(alerts::write(&c.alerts)))),
         (
             "shutdown",
             Some(Value::Table(table([
@@ -131,6 +126,14 @@ pub(super) fn write(c: &Config) -> String {
             ]))),
         ),
         ("slurm", Some(Value::Table(slurm(c)))),
+        ("kubernetes", Some(Value::Table(super::kubernetes::write(&c.kubernetes)))),
+        (
+            "trace",
+            Some(Value::Table(table([
+                ("otlp", c.trace.otlp.as_ref().map(text)),
+                ("ca", c.trace.ca.as_ref().map(path)),
+            ]))),
+        ),
     ]);
     toml::to_string(&top).expect("tables of text, numbers, booleans and lists always serialize")
 }

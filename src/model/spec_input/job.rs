@@ -49,7 +49,13 @@ pub fn read(root: Field, defaults: &SpecDefaults, m: &mut Mistakes) -> Option<Pa
     let contact = OnLostContact { grace: defaults.grace, then: Then::default() };
     let on_lost_contact = fields.take("on_lost_contact", m).and_then(|f| parts::lost_contact(f, contact, m));
     let placement = fields.take("placement", m).and_then(|f| parts::placement(f, m));
-    let array = fields.take("array", m).and_then(|f| super::array::array(f, m));
+    let array = fields.take("array", m).and_then(|f| match groups.list.is_empty() {
+        true => super::array::array(f, m),
+        false => {
+            f.wrong(m, "a job with groups cannot be an array: submit it several times");
+            None
+        }
+    });
     let after = fields.take("after", m).map(|f| super::array::after(f, m)).unwrap_or_default();
     let preemptible = fields.take("preemptible", m).and_then(|f| f.flag(m));
     fields.finish(m, JOB, FAMILIAR_JOB);

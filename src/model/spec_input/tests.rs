@@ -257,6 +257,7 @@ data: [{uri: corpus-v2, size: 1TiB}, s3://b/c]
         &["traffic[0].to", "one of the groups"],
     );
     wrong("groups: []\nrun: x", &["groups", "at least one group"]);
+    wrong("groups: [{name: a}]\narray: 5\nrun: x", &["array", "cannot be an array"]);
 }
 
 #[test]

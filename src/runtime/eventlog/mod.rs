@@ -21,6 +21,7 @@ pub use lines::Lines;
 
 use crate::base::{JobId, WallTime};
 use crate::core::api::Event;
+use crate::model::trace::SpanNote;
 
 /// Bytes of one file of events.
 const FILE_BYTES: u64 = 1 << 20;
@@ -58,6 +59,9 @@ pub struct Entry {
     /// How long what it ends had taken, milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub took_ms: Option<u64>,
+    /// Spans of the job's trace that ended with it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub spans: Vec<SpanNote>,
     /// One sentence.
     pub text: String,
 }
@@ -72,6 +76,7 @@ impl Entry {
             tenant: event.tenant,
             trace: event.trace.map(|t| t.to_string()),
             took_ms: event.took.map(|t| t.as_millis()),
+            spans: event.spans,
             text: event.text.chars().take(TEXT_MAX).collect(),
         }
     }
@@ -275,6 +280,7 @@ impl Writer {
                 tenant: None,
                 trace: None,
                 took_ms: None,
+                spans: Vec::new(),
                 text,
             };
             if serde_json::to_string(&entry).is_ok_and(|line| self.events.append(&line).is_ok()) {

@@ -9,6 +9,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::base::{MeshId, PeerName, WallTime};
+use crate::model::alert::AlertsReport;
 use crate::model::report::{
     BuildReport, CapacityReport, ContactReport, HealthReport, Inventory, LinkSample, QueueReport,
 };
@@ -73,6 +74,8 @@ pub enum Facet {
     Data(Inventory),
     /// The images that it holds.
     Images(Inventory),
+    /// What it finds wrong, and what was said about it.
+    Alerts(AlertsReport),
     /// A key of a newer version: passed on, not understood.
     Unknown,
 }
@@ -92,6 +95,7 @@ impl Facet {
             Self::Members(v) => ("members", json(v)),
             Self::Data(v) => ("data", json(v)),
             Self::Images(v) => ("images", json(v)),
+            Self::Alerts(v) => ("alerts", json(v)),
             Self::Links(links) => return link_pages(links),
             Self::LinksPage(..) | Self::Unknown => return Ok(Vec::new()),
         };
@@ -117,6 +121,7 @@ impl Facet {
             "members" => Self::Members(parse(key, text)?),
             "data" => Self::Data(parse(key, text)?),
             "images" => Self::Images(parse(key, text)?),
+            "alerts" => Self::Alerts(parse(key, text)?),
             _ => match key.strip_prefix("links.").and_then(|n| n.parse::<usize>().ok()) {
                 Some(page) if page < LINK_PAGES_MAX => {
                     let tuples: Vec<LinkTuple> = parse(key, text)?;
@@ -153,7 +158,7 @@ impl Facet {
             Self::Build(_) => "gossip_heard_build",
             Self::Links(_) | Self::LinksPage(..) => "gossip_heard_links",
             Self::Members(_) => "gossip_heard_members",
-            Self::Data(_) | Self::Images(_) | Self::Unknown => "gossip_heard_other",
+            Self::Data(_) | Self::Images(_) | Self::Alerts(_) | Self::Unknown => "gossip_heard_other",
         }
     }
 
@@ -176,6 +181,7 @@ impl Facet {
             }),
             Self::Members(hash) => plain("hash", hash),
             Self::Data(held) | Self::Images(held) => check_inventory(held),
+            Self::Alerts(report) => report.check(),
             Self::Unknown => Ok(()),
         }
     }
@@ -236,6 +242,7 @@ fn check_queue(q: &QueueReport) -> Result<(), String> {
     q.waits.keys().try_for_each(|model| plain("gpu model", model))?;
     let reclaimable = q.gpus_reclaimable.values().fold(0, |sum, n| sum + u64::from(*n));
     at_most("gpus_reclaimable", reclaimable, q.gpus_total.values().map(|n| u64::from(*n)).sum())?;
+    at_most("gpus_buffer", q.gpus_buffer.into(), q.gpus_total.values().map(|n| u64::from(*n)).sum())?;
     at_most("cpus_free", q.cpus_free.0, 1_000 * COUNT_MAX)?;
     at_most("memory_free", q.memory_free.0, 1 << 60)?;
     at_most("running", q.running.into(), COUNT_MAX)?;

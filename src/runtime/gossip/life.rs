@@ -177,13 +177,14 @@ impl Loop {
         to_chitchat: &mpsc::Sender<(SocketAddr, ChitchatMessage)>,
         (from, direct, bytes): (PeerName, bool, Bytes),
     ) {
-        let held: Held = {
+        let list = self.parts.members.borrow().clone();
+        let clean = {
             let chitchat = handle.chitchat();
             let chitchat = chitchat.lock().await;
-            chitchat.node_states().iter().map(|(id, state)| (id.clone(), state.max_version())).collect()
+            let held: Held<'_> =
+                chitchat.node_states().iter().map(|(id, state)| (id, state.max_version())).collect();
+            self.screen.clean(direct.then_some(&from), &bytes, &list, id, &held)
         };
-        let list = self.parts.members.borrow().clone();
-        let clean = self.screen.clean(direct.then_some(&from), &bytes, &list, id, &held);
         *self.shared.dropped.lock().unwrap_or_else(PoisonError::into_inner) =
             (self.screen.dropped, self.screen.heard.clone());
         let Some((bytes, news)) = clean else { return };
@@ -219,7 +220,8 @@ impl Loop {
             let live: BTreeSet<&ChitchatId> = chitchat.live_nodes().collect();
             // In order of (name, generation): the last one of a name is the newest.
             for (id, state) in chitchat.node_states().iter().filter(|(id, _)| id.node_id != own.node_id) {
-                let Ok(name) = PeerName::new(&id.node_id) else { continue };
+                let known = before.get_key_value(&*id.node_id).map(|(name, _)| name.clone());
+                let Some(name) = known.or_else(|| PeerName::new(&id.node_id).ok()) else { continue };
                 beats.insert(name.clone(), u64::from(state.heartbeat()));
                 let phi_alive = live.contains(id);
                 sight.insert(name, Sighting { generation: id.generation_id, phi_alive, heartbeat_at: now });

@@ -83,6 +83,8 @@ pub struct Screen {
     mesh: MeshId,
     me: PeerName,
     origins: HashMap<PeerName, Origin>,
+    /// Of members' names: every message names everybody.
+    addresses: HashMap<PeerName, SocketAddr>,
     hasher: RandomState,
     /// What was dropped since the start.
     pub dropped: Dropped,
@@ -94,7 +96,7 @@ pub struct Screen {
 }
 
 /// What chitchat holds now: version by node.
-pub type Held = BTreeMap<ChitchatId, u64>;
+pub type Held<'a> = BTreeMap<&'a ChitchatId, u64>;
 
 impl Screen {
     /// For the node `me` of a mesh.
@@ -103,6 +105,7 @@ impl Screen {
             mesh,
             me,
             origins: HashMap::new(),
+            addresses: HashMap::new(),
             hasher: RandomState::new(),
             dropped: Dropped::default(),
             heard: BTreeMap::new(),
@@ -123,7 +126,7 @@ impl Screen {
         bytes: &[u8],
         list: &MemberList,
         own: &ChitchatId,
-        held: &Held,
+        held: &Held<'_>,
     ) -> Option<(Vec<u8>, Vec<Heard>)> {
         let mut envelope = match Envelope::read(bytes) {
             Ok(envelope) => envelope,
@@ -147,12 +150,18 @@ impl Screen {
 
     /// The member whose node this is, if it has the form that its name demands.
     fn named(&mut self, id: &ChitchatId, list: &MemberList) -> Option<PeerName> {
-        let name = PeerName::new(&id.node_id).ok().filter(|name| list.member(name).is_some());
-        let sane = id.generation_id < COUNTER_MAX && id.gossip_advertise_addr == pseudo_addr(&id.node_id);
-        if name.is_none() || !sane {
+        let name = list.named(&id.node_id).map(|member| member.name.clone());
+        let sane = id.generation_id < COUNTER_MAX
+            && name.as_ref().is_some_and(|name| id.gossip_advertise_addr == self.address(name));
+        if !sane {
             self.dropped.strangers += 1;
         }
         name.filter(|_| sane)
+    }
+
+    fn address(&mut self, name: &PeerName) -> SocketAddr {
+        // Names that are members no more are few.
+        *self.addresses.entry(name.clone()).or_insert_with(|| pseudo_addr(name.as_str()))
     }
 
     fn keep_delta(
@@ -253,9 +262,9 @@ impl Screen {
         digest: &mut Vec<DigestEntry>,
         list: &MemberList,
         own: &ChitchatId,
-        held: &Held,
+        held: &Held<'_>,
     ) {
-        let mut room = DIGEST_BYTES_MAX.saturating_sub(held.keys().map(digest_len).sum());
+        let mut room = DIGEST_BYTES_MAX.saturating_sub(held.keys().map(|id| digest_len(id)).sum());
         digest.retain_mut(|entry| {
             if entry.id == *own {
                 // Nobody has more of us than we have, whatever is said.
@@ -291,13 +300,19 @@ impl Screen {
         self.silence_dead(digest, list, own, held);
     }
 
-    fn silence_dead(&self, digest: &mut Vec<DigestEntry>, list: &MemberList, own: &ChitchatId, held: &Held) {
-        for (id, &version) in held.iter().filter(|(id, _)| *id != own) {
-            let alive = PeerName::new(&id.node_id)
-                .is_ok_and(|name| list.member(&name).is_some() && self.generation(&name) <= id.generation_id);
+    fn silence_dead(
+        &self,
+        digest: &mut Vec<DigestEntry>,
+        list: &MemberList,
+        own: &ChitchatId,
+        held: &Held<'_>,
+    ) {
+        for (id, &version) in held.iter().filter(|(id, _)| **id != own) {
+            let member = list.named(&id.node_id);
+            let alive = member.is_some_and(|m| self.generation(&m.name) <= id.generation_id);
             if !alive {
-                digest.retain(|entry| entry.id != *id);
-                digest.push(DigestEntry { id: id.clone(), heartbeat: 0, gc: 0, version });
+                digest.retain(|entry| entry.id != **id);
+                digest.push(DigestEntry { id: ChitchatId::clone(id), heartbeat: 0, gc: 0, version });
             }
         }
     }

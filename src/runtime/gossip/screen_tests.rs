@@ -6,6 +6,13 @@ use crate::base::StoreId;
 use crate::runtime::members::{Entry, SignedEntry};
 use crate::transport::keys::SecretKey;
 
+/// What chitchat holds, as [`Held`] borrows it.
+type Owned = BTreeMap<ChitchatId, u64>;
+
+fn lent(held: &Owned) -> Held<'_> {
+    held.iter().map(|(id, version)| (id, *version)).collect()
+}
+
 const MESH: MeshId = MeshId([9; 16]);
 
 struct Mesh {
@@ -54,12 +61,13 @@ impl Mesh {
         &self,
         screen: &mut Screen,
         from: &str,
-        held: &Held,
+        held: &Owned,
         envelope: &Envelope,
     ) -> (Envelope, Vec<Heard>) {
         let from = peer(from);
-        let (bytes, news) =
-            screen.clean(Some(&from), &envelope.write(), &self.list, &id("a", 1), held).expect("a message");
+        let (bytes, news) = screen
+            .clean(Some(&from), &envelope.write(), &self.list, &id("a", 1), &lent(held))
+            .expect("a message");
         (Envelope::read(&bytes).expect("what was written"), news)
     }
 }
@@ -93,7 +101,7 @@ fn a_signed_facet_passes_and_a_forged_one_cuts_its_node() {
     forged.key = "health".into();
     let after = mesh.write("b", 1, "build", 3, BUILD);
     let message = Envelope::Ack(vec![delta(id("b", 1), vec![good.clone(), forged, after])]);
-    let (clean, news) = mesh.clean(&mut screen, "c", &Held::new(), &message);
+    let (clean, news) = mesh.clean(&mut screen, "c", &Owned::new(), &message);
     assert_eq!(deltas(clean), vec![delta(id("b", 1), vec![good])], "what follows a bad value is cut with it");
     assert_eq!(news.len(), 1);
     assert_eq!(screen.dropped.forged, 1);
@@ -114,11 +122,13 @@ fn what_makes_chitchat_panic_or_hang_does_not_reach_it() {
         deleted,
     ] {
         let message = Envelope::Ack(vec![delta(id("b", 1), vec![bad])]);
-        let (clean, news) = mesh.clean(&mut screen, "b", &Held::new(), &message);
+        let (clean, news) = mesh.clean(&mut screen, "b", &Owned::new(), &message);
         assert_eq!((deltas(clean).len(), news.len()), (0, 0));
     }
     let collected = NodeDelta { gc: 7, ..delta(id("b", 1), vec![signed("build", 1, BUILD)]) };
-    assert!(deltas(mesh.clean(&mut screen, "b", &Held::new(), &Envelope::Ack(vec![collected])).0).is_empty());
+    assert!(
+        deltas(mesh.clean(&mut screen, "b", &Owned::new(), &Envelope::Ack(vec![collected])).0).is_empty()
+    );
     assert!(screen.clean(None, b"garbage", &mesh.list, &id("a", 1), &Held::new()).is_none());
     assert_eq!((screen.dropped.forged, screen.dropped.messages), (6, 1));
 }
@@ -129,7 +139,7 @@ fn absurd_figures_keep_their_version_but_are_not_believed() {
     let mut screen = Screen::new(MESH, peer("a"));
     let absurd = mesh.write("b", 1, "build", 1, r#"{"version":-1}"#);
     let (clean, news) =
-        mesh.clean(&mut screen, "b", &Held::new(), &Envelope::Ack(vec![delta(id("b", 1), vec![absurd])]));
+        mesh.clean(&mut screen, "b", &Owned::new(), &Envelope::Ack(vec![delta(id("b", 1), vec![absurd])]));
     assert_eq!((deltas(clean).len(), news.len(), screen.dropped.absurd), (1, 0, 1));
 }
 
@@ -142,17 +152,17 @@ fn nobody_writes_our_own_keys_and_a_reused_generation_shows() {
         ..mesh.write("a", 1, "queue", 9, "{}")
     };
     let message = Envelope::Ack(vec![delta(id("a", 1), vec![stolen])]);
-    assert!(deltas(mesh.clean(&mut screen, "b", &Held::new(), &message).0).is_empty());
+    assert!(deltas(mesh.clean(&mut screen, "b", &Owned::new(), &message).0).is_empty());
     assert!(!screen.generation_reused);
     let ours = mesh.write("a", 1, "build", 50, BUILD);
     let message = Envelope::Ack(vec![delta(id("a", 1), vec![ours])]);
-    let written = Held::from([(id("a", 1), 50)]);
+    let written = Owned::from([(id("a", 1), 50)]);
     assert!(deltas(mesh.clean(&mut screen, "b", &written, &message).0).is_empty());
     assert!(!screen.generation_reused, "a late answer brings back what we wrote in this life");
-    assert!(deltas(mesh.clean(&mut screen, "b", &Held::new(), &message).0).is_empty());
+    assert!(deltas(mesh.clean(&mut screen, "b", &Owned::new(), &message).0).is_empty());
     assert!(screen.generation_reused, "our own signature on a version that we do not have");
     // A digest alone proves nothing, and does not keep our keys from being sent.
-    let held = Held::from([(id("a", 1), 4)]);
+    let held = Owned::from([(id("a", 1), 4)]);
     let boast = DigestEntry { version: 1 << 40, ..entry("a", 1) };
     match mesh.clean(&mut screen, "b", &held, &Envelope::Syn("m".into(), vec![boast])).0 {
         Envelope::Syn(_, digest) => assert_eq!(digest[0].version, 4),
@@ -166,18 +176,18 @@ fn incarnations_need_proof_and_dead_ones_do_not_come_back() {
     let mut screen = Screen::new(MESH, peer("a"));
     let syn = |entries: Vec<DigestEntry>| Envelope::Syn("m".into(), entries);
     // c tells of b: not proven yet. b tells of itself: its own link proves it. Nobody knows d.
-    let (clean, _) = mesh.clean(&mut screen, "c", &Held::new(), &syn(vec![entry("b", 7), entry("d", 1)]));
+    let (clean, _) = mesh.clean(&mut screen, "c", &Owned::new(), &syn(vec![entry("b", 7), entry("d", 1)]));
     assert!(ids(&clean).is_empty());
-    let (clean, _) = mesh.clean(&mut screen, "b", &Held::new(), &syn(vec![entry("b", 7)]));
+    let (clean, _) = mesh.clean(&mut screen, "b", &Owned::new(), &syn(vec![entry("b", 7)]));
     assert_eq!(ids(&clean), vec![id("b", 7)]);
     // A facet proves 7; then an invented 8 and the dead 6 are cut, 7 passes from anybody.
     let proof = Envelope::Ack(vec![delta(id("b", 7), vec![mesh.write("b", 7, "build", 1, BUILD)])]);
-    mesh.clean(&mut screen, "c", &Held::new(), &proof);
+    mesh.clean(&mut screen, "c", &Owned::new(), &proof);
     let (clean, _) =
-        mesh.clean(&mut screen, "c", &Held::new(), &syn(vec![entry("b", 6), entry("b", 7), entry("b", 8)]));
+        mesh.clean(&mut screen, "c", &Owned::new(), &syn(vec![entry("b", 6), entry("b", 7), entry("b", 8)]));
     assert_eq!(ids(&clean), vec![id("b", 7)]);
     // Held from before its death: answered as complete, so that chitchat does not serve it first.
-    let held = Held::from([(id("b", 6), 40), (id("b", 7), 1)]);
+    let held = Owned::from([(id("b", 6), 40), (id("b", 7), 1)]);
     let (clean, _) = mesh.clean(&mut screen, "c", &held, &syn(vec![entry("b", 7)]));
     match clean {
         Envelope::Syn(_, digest) => {
@@ -189,7 +199,7 @@ fn incarnations_need_proof_and_dead_ones_do_not_come_back() {
         other => panic!("{other:?}"),
     }
     let old = Envelope::Ack(vec![delta(id("b", 6), vec![mesh.write("b", 6, "build", 99, BUILD)])]);
-    let (clean, news) = mesh.clean(&mut screen, "c", &Held::new(), &old);
+    let (clean, news) = mesh.clean(&mut screen, "c", &Owned::new(), &old);
     assert_eq!((deltas(clean).len(), news.len()), (0, 0));
 }
 
@@ -197,7 +207,7 @@ fn incarnations_need_proof_and_dead_ones_do_not_come_back() {
 fn the_digest_stops_growing_before_chitchat_breaks() {
     let mesh = mesh(&["a", "b"]);
     let mut screen = Screen::new(MESH, peer("a"));
-    let held: Held = (0..1400).map(|n| (id("b", n), 1)).collect();
+    let held: Owned = (0..1400).map(|n| (id("b", n), 1)).collect();
     let room = DIGEST_BYTES_MAX - held.keys().map(digest_len).sum::<usize>();
     assert!(room < 2_000, "more incarnations than any restart storm leaves: {room}");
     let news: Vec<_> = (2000..2100).map(|n| entry("b", n)).collect();

@@ -62,6 +62,11 @@ impl MemberList {
         self.entry(name).filter(|e| !e.removed)
     }
 
+    /// The member of this name, given as text that nobody has checked.
+    pub fn named(&self, name: &str) -> Option<&Entry> {
+        self.lines.get(name).and_then(SignedEntry::entry).filter(|e| !e.removed)
+    }
+
     /// Members, by name.
     pub fn members(&self) -> impl Iterator<Item = &Entry> {
         self.entries().filter(|e| !e.removed)

@@ -21,7 +21,10 @@ use crate::runtime::members::{MemberList, Members};
 const TICK: Duration = Duration::from_millis(100);
 /// In a mesh of more members that time grows by a tick for each so many.
 const MEMBERS_PER_TICK: usize = 16;
-/// Events taken before the view is shown.
+/// What is urgent is shown this much later: several flashes cost one view, and where many peers share few cores all
+/// have heard of something before the first of them works on what follows from it. The hint itself does not wait.
+const SETTLE: Duration = Duration::from_millis(20);
+/// Events taken in one turn.
 const BURST_MAX: usize = 64;
 /// Between look-ups of host names.
 const RESOLVE_EVERY: Duration = Duration::from_secs(60);
@@ -81,8 +84,11 @@ impl Task {
         links_tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         self.members_changed();
         self.connected_changed(connected.borrow_and_update().clone());
+        let settle = tokio::time::sleep(Duration::ZERO);
+        tokio::pin!(settle);
+        let mut settling = true;
         loop {
-            let at_once = tokio::select! {
+            let urgent = tokio::select! {
                 biased;
                 () = cancel.cancelled() => return,
                 Ok(()) = members.changed() => { self.members_changed(); true }
@@ -92,15 +98,20 @@ impl Task {
                     self.publish_links();
                     true
                 }
+                () = &mut settle, if settling => {
+                    settling = false;
+                    self.show();
+                    false
+                }
                 Some(event) = inbox.recv() => {
-                    let mut at_once = self.event(event);
-                    // A burst of flashes shall cost one view, not one each.
+                    let mut urgent = self.event(event);
+                    // Lines that come in a burst are checked in one go.
                     for _ in 0..BURST_MAX {
                         let Ok(event) = inbox.try_recv() else { break };
-                        at_once |= self.event(event);
+                        urgent |= self.event(event);
                     }
                     self.take_offers().await;
-                    at_once
+                    urgent
                 }
                 Some(news) = heard.recv() => { self.note(&news); self.hear(news); false }
                 Ok(()) = sight.changed() => {
@@ -109,10 +120,18 @@ impl Task {
                     false
                 }
                 _ = links_tick.tick() => { self.publish_links(); false }
-                _ = tick.tick() => { self.say_hash(); self.ask(); self.view_due() }
+                _ = tick.tick() => {
+                    self.say_hash();
+                    self.ask();
+                    if self.view_due() {
+                        self.show();
+                    }
+                    false
+                }
             };
-            if at_once {
-                self.show();
+            if urgent && !settling {
+                settling = true;
+                settle.as_mut().reset(tokio::time::Instant::now() + SETTLE);
             }
         }
     }
@@ -146,7 +165,7 @@ impl Task {
         self.gossip.hurry();
     }
 
-    /// True if the view should be shown at once.
+    /// True if the view should be shown soon.
     fn event(&mut self, event: Event) -> bool {
         match event {
             Event::Exchange(from, Exchange::Pull(after)) => {

@@ -130,6 +130,7 @@ impl Picture {
             Facet::Members(hash) => soft.members_hash = Some((hash, now)),
             Facet::Data(v) => report.data = Some(v),
             Facet::Images(v) => report.images = Some(v),
+            Facet::Alerts(v) => report.alerts = Some(Arc::new(v)),
             Facet::Unknown => {}
         }
     }
@@ -141,8 +142,13 @@ impl Picture {
                 // A flash carries less than gossip does: the rest stays as it was heard.
                 let parts = self.soft.get(origin).and_then(|s| s.parts.as_ref());
                 let old = parts.and_then(|p| p.queue.clone()).unwrap_or_default();
-                let (waits, gpus_reclaimable) = (old.waits, old.gpus_reclaimable);
-                let facet = Facet::Queue(QueueReport { waits, gpus_reclaimable, ..queue.clone() });
+                let facet = Facet::Queue(QueueReport {
+                    waits: old.waits,
+                    gpus_reclaimable: old.gpus_reclaimable,
+                    gpus_buffer: old.gpus_buffer,
+                    buffer_priority: old.buffer_priority,
+                    ..queue.clone()
+                });
                 if facet.write().is_err() {
                     return false;
                 }
@@ -253,6 +259,7 @@ fn blank(peer: PeerName, store: StoreId) -> Report {
         links: Vec::new(),
         data: None,
         images: None,
+        alerts: None,
         heard_at: Instant::default(),
     }
 }

@@ -2,6 +2,8 @@
 //!
 //! Every finding is from what this peer sees now; asked at another peer it may look different, which is a finding too.
 
+mod compare;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -49,7 +51,8 @@ pub async fn doctor(State(api): State<Api>) -> ApiResult<Json<DoctorDocument>> {
     findings.push(versions(&clusters.clusters));
     findings.extend(clusters.clusters.iter().filter_map(closed));
     findings.push(disk(&api.handle.metrics()));
-    findings.push(records(&api).await);
+    findings.extend(records(&api).await);
+    findings.push(compare::ports(&api.handle.members(), &me.name, &me.listen).await);
     findings.sort_by_key(|f| std::cmp::Reverse(f.weight));
     Ok(Json(DoctorDocument { peer: me.name, at_ms: wall_now().0, findings }))
 }
@@ -223,6 +226,7 @@ async fn peers(api: &Api, me: &PeerDocument) -> Vec<Finding> {
             "set up time synchronisation there: no decision rests on it, but log lines and ages mislead",
         ),
     });
+    out.push(compare::drift(&documents));
     out.push(match ending.as_slice() {
         [] => ok("certificates", "none ends within 5 days"),
         list => finding(
@@ -284,16 +288,12 @@ fn disk(metrics: &str) -> Finding {
 }
 
 /// Live jobs, of those that this peer holds, that cannot change now since too few of their homes are there.
-async fn records(api: &Api) -> Finding {
+async fn records(api: &Api) -> Vec<Finding> {
     let states = [JobState::Pending, JobState::Placed, JobState::Running].into();
     let filter = JobFilter { states, limit: RECORDS_MAX, ..JobFilter::default() };
     let Ok(jobs) = resolve::local_jobs(api, filter).await else {
-        return finding(
-            Weight::Bad,
-            "records",
-            "this peer's core does not answer",
-            "look at its log, restart it",
-        );
+        let todo = "look at its log, restart it";
+        return vec![finding(Weight::Bad, "records", "this peer's core does not answer", todo)];
     };
     let view = api.handle.view();
     let alive = |peer: &PeerName| view.members.get(peer).is_some_and(|m| m.liveness == Liveness::Alive);
@@ -302,7 +302,7 @@ async fn records(api: &Api) -> Finding {
         .filter(|job| 2 * job.homes().iter().filter(|h| alive(&h.peer)).count() <= job.homes().len())
         .map(|job| job.id().short())
         .collect();
-    match stuck.len() {
+    let records = match stuck.len() {
         0 => ok("records", format!("{} live jobs held here have a majority of their homes", jobs.len())),
         n => finding(
             Weight::Bad,
@@ -313,7 +313,8 @@ async fn records(api: &Api) -> Finding {
             ),
             "they go on where they run; bring their homes back (`starling job ID` names them)",
         ),
-    }
+    };
+    vec![records, compare::homes(&jobs, alive)]
 }
 
 #[cfg(test)]

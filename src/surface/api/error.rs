@@ -182,9 +182,11 @@ fn core_parts(error: &ClientError) -> (StatusCode, &'static str, &'static str) {
             "no_homes",
             "see `starling clusters` for who is alive; try at a peer on the other side",
         ),
-        ClientError::GroupsNotRun => {
-            (S::UNPROCESSABLE_ENTITY, "groups_not_run", "see the plan with `starling submit --dry-run FILE`")
-        }
+        ClientError::GroupsFitNowhere(_) => (
+            S::UNPROCESSABLE_ENTITY,
+            "groups_fit_nowhere",
+            "see the plan with `starling submit --dry-run FILE`",
+        ),
         ClientError::OverQuota(_) => (
             S::UNPROCESSABLE_ENTITY,
             "over_quota",

@@ -57,11 +57,19 @@ impl Watch {
             let document = match self.events.recv().await {
                 Ok(event) if !self.wants(&event) => continue,
                 Ok(event) => {
-                    EventDocument { kind: event.kind, job: event.job, text: event.text, at_ms: wall_now().0 }
+                    let trace = event.trace.map(|t| t.to_string());
+                    EventDocument {
+                        kind: event.kind,
+                        job: event.job,
+                        trace,
+                        text: event.text,
+                        at_ms: wall_now().0,
+                    }
                 }
                 Err(RecvError::Lagged(missed)) => EventDocument {
                     kind: "lagged".into(),
                     job: None,
+                    trace: None,
                     text: format!("{missed} events were missed: read slower ones from /v1/jobs"),
                     at_ms: wall_now().0,
                 },

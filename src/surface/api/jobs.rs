@@ -48,6 +48,9 @@ pub async fn submit(
     headers: HeaderMap,
     body: Bounded,
 ) -> ApiResult<Response> {
+    let received = wall_now();
+    // What is not well formed is as good as none, as the recommendation says.
+    let parent = headers.get("traceparent").and_then(|v| v.to_str().ok()?.parse().ok());
     let submission = input::submission(&headers, &body.0, &api.handle.spec_defaults())?;
     let mut spec = Box::new(submission.spec);
     for (text, on) in submission.after {
@@ -64,7 +67,8 @@ pub async fn submit(
         document.asked = Some(api.handle.about().name);
         return Ok(Json(document).into_response());
     }
-    match api.call(ClientRequest::Submit { spec, key: submission.key }).await? {
+    let request = ClientRequest::SubmitUnder { spec, key: submission.key, parent, received };
+    match api.call(request).await? {
         ClientResponse::Submitted { job, homes, existed } => {
             let document = SubmitDocument {
                 id: job,
@@ -129,6 +133,7 @@ impl ListQuery {
             prefix: self.prefix.map(|p| p.to_ascii_lowercase()),
             tenant: self.tenant,
             states,
+            touched: None,
             limit,
         })
     }

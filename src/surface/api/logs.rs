@@ -69,6 +69,15 @@ pub async fn logs(State(api): State<Api>, id: Segment, Q(query): Q<LogQuery>) ->
     let permit = api.limits.stream()?;
     let job = resolve::resolve(&api, &id.0).await?;
     let document = JobDocument::new(&resolve::get(&api, job).await?, false);
+    if !document.groups.is_empty() {
+        let names: Vec<&str> = document.groups.iter().map(|g| g.name.as_str()).collect();
+        let short = job.short();
+        let what = format!(
+            "logs of job {job} itself: each of its groups has its own ({short}.{})",
+            names.join(&format!(", {short}."))
+        );
+        return Err(ApiError::NotFound(what));
+    }
     let Some(attempt) = document.attempt(query.epoch.map(Epoch)) else {
         let what = match query.epoch {
             Some(epoch) => format!("attempt {epoch} of job {job} in its record"),

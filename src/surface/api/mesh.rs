@@ -130,6 +130,7 @@ pub async fn peer(State(api): State<Api>) -> Json<PeerDocument> {
     let about = api.handle.about();
     let view = api.handle.view();
     let me = about.name.clone();
+    let settings = api.handle.settings();
     let mut members: BTreeMap<String, u64> = BTreeMap::new();
     for member in view.members.values() {
         *members.entry(member.liveness.as_str().into()).or_default() += 1;
@@ -150,6 +151,13 @@ pub async fn peer(State(api): State<Api>) -> Json<PeerDocument> {
         disk_note: view.members.get(&me).and_then(|m| ClusterDocument::new(m, None).disk_note),
         members,
         now_ms: Some(wall_now().0),
+        settings: Some(SettingsDocument {
+            rho_milli: settings.rho_milli,
+            margin_ms: settings.margin.as_millis(),
+            replicas: settings.replicas,
+            grace_ms: settings.grace.as_millis(),
+            notifiers: settings.notifiers,
+        }),
     })
 }
 

@@ -44,6 +44,8 @@ pub async fn metrics(State(api): State<Api>) -> Response {
     cluster_lines(&mut out, &api);
     link_lines(&mut out, &api);
     event_lines(&mut out, &api);
+    incident_lines(&mut out, &api);
+    export_lines(&mut out, &api);
     out.push_str("# EOF\n");
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     ([(header::CONTENT_TYPE, kind)], out).into_response()
@@ -281,6 +283,35 @@ fn event_lines(out: &mut String, api: &Api) {
             "Lines that the disk was too slow or too full for.",
         );
         let _ = writeln!(out, "starling_event_log_dropped_total {dropped}");
+    }
+}
+
+fn incident_lines(out: &mut String, api: &Api) {
+    head(out, "starling_incidents", "gauge", "Incidents that last, as this peer sees them, by severity.");
+    for (severity, n) in api.desk.counts() {
+        let _ = writeln!(out, "starling_incidents{{severity=\"{}\"}} {n}", severity.as_str());
+    }
+    let sent = api.desk.sent();
+    head(out, "starling_notices", "counter", "Tries of this peer to tell people of incidents, by outcome.");
+    for (outcome, n) in [("taken", sent.taken), ("failed", sent.failed)] {
+        let _ = writeln!(out, "starling_notices_total{{outcome=\"{outcome}\"}} {n}");
+    }
+}
+
+/// Only where a collector is set.
+fn export_lines(out: &mut String, api: &Api) {
+    use std::sync::atomic::Ordering::Relaxed;
+    let counters = &api.exported;
+    if !counters.on.load(Relaxed) {
+        return;
+    }
+    for (name, help, value) in [
+        ("starling_trace_spans_sent", "Spans that the collector of traces took.", &counters.sent),
+        ("starling_trace_spans_dropped", "Spans that it did not take in time.", &counters.dropped),
+        ("starling_trace_requests_failed", "Requests to it that failed.", &counters.failures),
+    ] {
+        head(out, name, "counter", help);
+        let _ = writeln!(out, "{name}_total {}", value.load(Relaxed));
     }
 }
 

@@ -7,6 +7,7 @@ mod doctor;
 mod error;
 mod events;
 pub(crate) mod history;
+mod incidents;
 pub(crate) mod input;
 pub(crate) mod jobs;
 mod limits;
@@ -20,6 +21,7 @@ mod proxy;
 pub(crate) mod resolve;
 mod routes;
 mod tenants;
+pub(crate) mod trace;
 
 #[cfg(test)]
 mod tests;
@@ -44,9 +46,17 @@ pub(crate) struct Api {
     pub limits: Arc<limits::Limits>,
     pub memory: Arc<crate::surface::web::Memory>,
     pub measures: Arc<std::sync::Mutex<crate::surface::measure::Measures>>,
+    pub desk: Arc<crate::surface::incidents::Desk>,
+    pub exported: Arc<crate::surface::otlp::Counters>,
 }
 
 impl Api {
+    /// Of a peer and what is gathered beside its API.
+    pub fn new(handle: Arc<dyn PeerHandle>, watched: Watched) -> Self {
+        let Watched { memory, measures, desk, exported } = watched;
+        Self { handle, limits: Arc::default(), memory, measures, desk, exported }
+    }
+
     /// Asks the core; its errors become the API's.
     pub async fn call(&self, request: ClientRequest) -> ApiResult<ClientResponse> {
         match self.handle.call(request).await? {

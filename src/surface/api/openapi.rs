@@ -78,6 +78,9 @@ fn body_of(route: &Route) -> Option<Value> {
         ("POST", "/v1/jobs/{id}/checkpoint") => {
             (json!(["epoch", "uri"]), json!({ "epoch": text("integer"), "uri": text("string") }))
         }
+        ("POST", "/v1/silences") => {
+            (json!(["what", "for"]), json!({ "what": text("string"), "for": text("string") }))
+        }
         ("POST", "/v1/tokens") => (json!([]), json!({ "ttl": text("string") })),
         _ => return None,
     };

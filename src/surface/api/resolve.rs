@@ -188,16 +188,23 @@ fn state(text: &str) -> ApiResult<JobState> {
         })
 }
 
-/// The job that an id or the start of one names; `ID.7` is job 7 of an array.
+/// The job that an id or the start of one names; `ID.7` is job 7 of an array, `ID.NAME` a group of a job.
 pub async fn resolve(api: &Api, text: &str) -> ApiResult<JobId> {
     let Some((array, index)) = text.split_once('.') else { return resolve_one(api, text).await };
-    let index: u32 = index.parse().map_err(|_| ApiError::BadRequest("id: not ID.INDEX".into()))?;
     let record = get(api, resolve_one(api, array).await?).await?;
-    let rank = record.spec.array.as_ref().and_then(|array| array.rank(index));
+    let groups = &record.spec.groups.list;
+    let group = groups.iter().position(|g| g.name == index).and_then(|i| u32::try_from(i).ok());
+    let number = index.parse().ok();
+    let rank = match &record.spec.array {
+        _ if !groups.is_empty() => group.or(number),
+        Some(array) => number.and_then(|index| array.rank(index)),
+        None => None,
+    };
     match rank.and_then(|rank| record.child_birth(rank)) {
         Some(birth) => Ok(birth.id()),
         None if record.spec.array.is_some() => Err(ApiError::NoJob(format!("{index} in array {array}"))),
-        None => Err(ApiError::NoJob(format!("{text}: {array} is no array"))),
+        None if !groups.is_empty() => Err(ApiError::NoJob(format!("{index} among the groups of {array}"))),
+        None => Err(ApiError::NoJob(format!("{text}: {array} is no array, and has no groups"))),
     }
 }
 

@@ -7,8 +7,8 @@ use axum::extract::Request;
 use axum::routing::{MethodRouter, delete, get, post, put};
 
 use super::{
-    Api, ApiError, doctor, events, history, jobs, limits, local, logs, mesh, metrics, openapi, operator,
-    tenants,
+    Api, ApiError, doctor, events, history, incidents, jobs, limits, local, logs, mesh, metrics, openapi,
+    operator, tenants, trace,
 };
 use crate::runtime::PeerHandle;
 use crate::surface::web::{self, Memory};
@@ -72,6 +72,7 @@ pub(crate) const ROUTES: &[Route] = &[
     route!("POST" "/v1/jobs" "Submit a job, or with dry_run explain where it could run" &[("dry_run", "boolean", "explain only; nothing is stored")], JSON, post(jobs::submit)),
     route!("GET" "/v1/jobs" "Jobs of the whole mesh, newest first; says who did not answer" LIST, JSON, get(jobs::list)),
     route!("GET" "/v1/jobs/{id}" "One job, by id or the start of it (4 characters or more)" &[], JSON, get(jobs::get)),
+    route!("GET" "/v1/jobs/{id}/trace" "Its trace as one tree: what the record says, and what the peers that answer noted" &[], JSON, get(trace::get)),
     route!("GET" "/v1/jobs/{id}/why" "Each cluster with the reasons for or against it" &[], JSON, get(jobs::why)),
     route!("GET" "/v1/jobs/{id}/logs" "Logs of an attempt, from the cluster that has them" LOGS, "text/plain", get(logs::logs)),
     route!("GET" "/v1/jobs/{id}/wait" "Answers when the job has ended or the time is up" &[("timeout", "string", "such as 30s; at most 10m, default 1m")], JSON, get(jobs::wait)),
@@ -100,6 +101,12 @@ pub(crate) const ROUTES: &[Route] = &[
     route!("GET" "/v1/local/history" "What this very peer wrote down" HISTORY, JSON, get(history::local_history)),
     route!("GET" "/v1/audit" "Who changed what through this peer; newest first" &[("limit", "integer", "at most so many (1 to 10000, default 200)")], JSON, get(history::audit)),
     route!("GET" "/v1/audit/verify" "Checks the chain of this peer's audit" &[], JSON, get(history::verify)),
+    route!("GET" "/v1/incidents" "What is wrong with the mesh, with the jobs it touches and what is done for each; and what is over" &[], JSON, get(incidents::list)),
+    route!("GET" "/v1/incidents/{id}" "One incident, by id or the start of it" &[], JSON, get(incidents::get)),
+    route!("GET" "/v1/silences" "What nobody is told of" &[], JSON, get(incidents::silences)),
+    route!("POST" "/v1/silences" "Tell nobody of an incident, or of a kind of them, for a time" &[], JSON, post(incidents::silence)),
+    route!("GET" "/v1/local/touched" "Jobs of this very peer that the loss of a cluster touches" &[("cluster", "string", "which cluster; needed"), ("since", "integer", "lost there at or after this, milliseconds since 1970")], JSON, get(incidents::touched)),
+    route!("GET" "/v1/local/config" "This very peer's configuration, without secrets" &[], JSON, get(incidents::config)),
     route!("GET" "/v1/local/jobs" "Jobs whose records this very peer holds" LIST, JSON, get(local::jobs)),
     route!("GET" "/v1/local/jobs/{id}/why" "As this very peer explains it" &[], JSON, get(local::why)),
     route!("GET" "/v1/local/jobs/{id}/logs" "Logs of an attempt at this very cluster; epoch is needed" LOGS, "text/plain", get(logs::local_logs)),
@@ -116,19 +123,22 @@ pub fn router(handle: Arc<dyn PeerHandle>) -> Router {
     router_with(handle, Watched::default())
 }
 
-/// What is gathered beside the API, by `web::watch` and `measure::watch`.
+/// What is gathered beside the API, by `web::watch`, `measure::watch` and `incidents::watch`.
 #[derive(Clone, Default)]
 pub struct Watched {
     /// For the page.
     pub memory: Arc<Memory>,
     /// For `/metrics`.
     pub measures: Arc<std::sync::Mutex<crate::surface::measure::Measures>>,
+    /// Incidents.
+    pub desk: Arc<crate::surface::incidents::Desk>,
+    /// What became of the spans that a collector gets.
+    pub exported: Arc<crate::surface::otlp::Counters>,
 }
 
 /// The same with what is gathered beside it.
 pub fn router_with(handle: Arc<dyn PeerHandle>, watched: Watched) -> Router {
-    let Watched { memory, measures } = watched;
-    build(Api { handle, limits: Arc::default(), memory, measures })
+    build(Api::new(handle, watched))
 }
 
 pub(crate) fn build(api: Api) -> Router {

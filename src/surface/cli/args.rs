@@ -77,8 +77,14 @@ pub enum Command {
     Move(MoveArgs),
     /// Wait until jobs have ended
     Wait(WaitArgs),
+    /// Show one job, live, until it has ended; exit codes as `wait`
+    Watch(WatchArgs),
     /// Explain why a job is where it is, cluster by cluster
     Why(IdArg),
+    /// Draw a job's trace: every wait, attempt and move over all peers, on one time line
+    Trace(TraceArgs),
+    /// Show clusters, jobs and links, live, in the terminal
+    Top(TopArgs),
     /// List clusters, or show one
     Clusters(ClustersArgs),
     /// Show RTT, loss and bandwidth between clusters
@@ -91,6 +97,12 @@ pub enum Command {
     Doctor,
     /// Print the address of the peer's page, with the token that opens it
     Page,
+    /// Show what is wrong, the jobs it touches and what is done for each
+    Incidents(IncidentsArgs),
+    /// Tell nobody of an incident, or of a kind of them, for a time
+    Silence(SilenceArgs),
+    /// Write what a person needs to help into one file, without secrets
+    SupportBundle(BundleArgs),
     /// Print events as they come
     Events(EventsArgs),
     /// Show who changed what through the peer, or check that nobody changed that
@@ -123,8 +135,14 @@ pub enum Command {
     /// Stand between a peer and an attempt (started by the peer)
     #[command(hide = true)]
     Guard {
-        /// The attempt's folder
+        /// The attempt's folder; in a pod, where it is made
         dir: PathBuf,
+        /// Guard the attempt that this folder (a Secret of Kubernetes) describes
+        #[arg(long, value_name = "FOLDER")]
+        pod: Option<PathBuf>,
+        /// Only put a copy of this binary into the folder
+        #[arg(long, conflicts_with = "pod")]
+        install: bool,
     },
     /// Work for demo, replay and tests
     #[command(hide = true, subcommand)]
@@ -164,9 +182,15 @@ pub struct UpArgs {
     /// Address for the HTTP API over TLS
     #[arg(long, value_name = "ADDR:PORT")]
     pub api_tls: Option<std::net::SocketAddr>,
-    /// What runs the jobs: local (this machine) or slurm (the Slurm cluster of this login node)
+    /// What runs the jobs: local (this machine), slurm (the Slurm cluster of this login node) or kubernetes
     #[arg(long, value_parser = backend)]
     pub backend: Option<BackendKind>,
+    /// Kubernetes: kubeconfig file; else KUBECONFIG, the usual file, or this pod's account
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Kubernetes: where jobs run; else the kubeconfig's or this pod's
+    #[arg(long)]
+    pub namespace: Option<String>,
     /// Store records and run nothing
     #[arg(long)]
     pub witness: bool,
@@ -179,7 +203,8 @@ fn backend(text: &str) -> Result<BackendKind, String> {
     match text {
         "local" => Ok(BackendKind::Local),
         "slurm" => Ok(BackendKind::Slurm),
-        _ => Err("must be local or slurm".into()),
+        "kubernetes" => Ok(BackendKind::Kubernetes),
+        _ => Err("must be local, slurm or kubernetes".into()),
     }
 }
 
@@ -307,6 +332,54 @@ pub struct IdArg {
     pub id: String,
 }
 
+/// `starling top`.
+#[derive(Debug, Clone, Args)]
+pub struct TopArgs {
+    /// What to show first
+    #[arg(long, value_enum, default_value = "clusters")]
+    pub view: TopView,
+    /// Ask again this often at least; an event makes it ask sooner
+    #[arg(long, value_name = "TIME", default_value = "2s")]
+    pub every: Span,
+    /// Print one frame as text, with every row, and end
+    #[arg(long)]
+    pub once: bool,
+}
+
+/// What `top` shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum TopView {
+    /// Clusters.
+    Clusters,
+    /// Jobs, the newest 500.
+    Jobs,
+    /// Links.
+    Links,
+}
+
+/// `starling watch`.
+#[derive(Debug, Clone, Args)]
+pub struct WatchArgs {
+    /// Job id, or its first 4 or more characters
+    pub id: String,
+    /// Log lines shown
+    #[arg(long, default_value_t = 10, value_name = "N")]
+    pub lines: usize,
+    /// Stop watching after this long (exit code 6)
+    #[arg(long, value_name = "TIME")]
+    pub timeout: Option<Span>,
+}
+
+/// `starling trace`.
+#[derive(Debug, Clone, Args)]
+pub struct TraceArgs {
+    /// Job id, or its first 4 or more characters
+    pub id: String,
+    /// Also list what the peers wrote down, oldest first
+    #[arg(long)]
+    pub events: bool,
+}
+
 /// `starling job`.
 #[derive(Debug, Clone, Args)]
 pub struct JobArgs {
@@ -416,6 +489,37 @@ pub struct EventsArgs {
     /// Only about jobs of this tenant (what was)
     #[arg(long, conflicts_with = "count")]
     pub tenant: Option<String>,
+}
+
+/// `starling incidents`.
+#[derive(Debug, Clone, Args)]
+pub struct IncidentsArgs {
+    /// Only this one, by its id or the first 4 or more characters of it
+    pub id: Option<String>,
+    /// Those that are over, too
+    #[arg(long)]
+    pub past: bool,
+}
+
+/// `starling silence`.
+#[derive(Debug, Clone, Args)]
+pub struct SilenceArgs {
+    /// An incident's id (or its start), a kind such as link, or KIND:SUBJECT; without it silences are listed
+    pub what: Option<String>,
+    /// For so long, such as 2h; at most 30d
+    #[arg(long = "for", value_name = "TIME", requires = "what")]
+    pub span: Option<Span>,
+    /// End it
+    #[arg(long, requires = "what", conflicts_with = "span")]
+    pub end: bool,
+}
+
+/// `starling support-bundle`.
+#[derive(Debug, Clone, Args)]
+pub struct BundleArgs {
+    /// Where to; default is starling-support-PEER.tar.zst here
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
 }
 
 /// `starling audit`.

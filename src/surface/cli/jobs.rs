@@ -106,6 +106,17 @@ fn job_text(asking: &Asking, job: &JobDocument) -> String {
         ("array", text)
     }));
     rows.extend(job.array_of.as_ref().map(|of| ("array", format!("job {} of {}", of.index, of.id.short()))));
+    rows.extend(job.groups.iter().map(|g| {
+        let at = g.cluster.as_ref().map_or("not placed yet".into(), |c| format!("at {c}"));
+        let how = match (&g.outcome, g.started) {
+            (Some(outcome), _) => format!(", {}", outcome_text(outcome)),
+            (None, true) => ", runs".into(),
+            (None, false) => String::new(),
+        };
+        let needs = format!("{} node(s), {} GPU(s)", g.nodes, g.gpus);
+        ("group", format!("{} ({}): {needs} {at}{how}", plain(&g.name), g.id.short()))
+    }));
+    rows.extend(job.group_of.iter().map(|of| ("group of", of.short())));
     rows.extend(job.after.iter().map(|a| {
         let met = if a.met { "it did" } else { "not yet" };
         ("after", format!("{} ends as {}: {met}", a.id.short(), a.on))
@@ -118,14 +129,19 @@ fn job_text(asking: &Asking, job: &JobDocument) -> String {
     let mut text: String =
         rows.iter().map(|(k, v)| format!("{} {}\n", style.dim(&format!("{k:<11}")), v.trim_end())).collect();
     if !job.attempts.is_empty() {
-        let mut table = Table::new(style, &["EPOCH", "CLUSTER", "STARTED", "RAN", "OUTCOME"]);
-        for attempt in &job.attempts {
-            table.row(attempt_row(attempt, now));
-        }
         text.push('\n');
-        text.push_str(&table.render());
+        text.push_str(&attempts_table(style, &job.attempts, now));
     }
     text
+}
+
+/// Attempts, a line each.
+pub fn attempts_table(style: super::output::Style, attempts: &[AttemptDocument], now: u64) -> String {
+    let mut table = Table::new(style, &["EPOCH", "CLUSTER", "STARTED", "RAN", "OUTCOME"]);
+    for attempt in attempts {
+        table.row(attempt_row(attempt, now));
+    }
+    table.render()
 }
 
 fn attempt_row(a: &AttemptDocument, now: u64) -> [String; 5] {

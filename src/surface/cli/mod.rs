@@ -2,7 +2,9 @@
 
 mod args;
 mod audit;
+mod bundle;
 mod exit;
+mod incidents;
 mod jobs;
 mod logs;
 mod mesh;
@@ -13,6 +15,9 @@ mod sbatch;
 mod slurm;
 mod submit;
 mod tenants;
+mod top;
+mod trace;
+mod watch;
 
 #[cfg(test)]
 mod tests;
@@ -34,6 +39,7 @@ pub use output::{Style, Table, brief, plain};
 pub use page::page_link;
 
 use super::client::{Client, Target};
+use crate::backends::local::guard;
 use args::ConfigCommand;
 
 /// What the commands need from `app`. Each runs to its end and says how the process ends; none has
@@ -49,7 +55,7 @@ pub struct Wiring {
     /// `starling chaos`
     pub chaos: fn(ChaosArgs) -> ExitCode,
     /// `starling guard DIR`
-    pub guard: fn(&Path) -> ExitCode,
+    pub guard: fn(&Path, guard::Entry) -> ExitCode,
 }
 
 impl Default for Wiring {
@@ -64,7 +70,7 @@ impl Default for Wiring {
             demo: |_| missing(),
             replay: |_| missing(),
             chaos: |_| missing(),
-            guard: |_| missing(),
+            guard: |_, _| missing(),
         }
     }
 }
@@ -119,7 +125,9 @@ pub fn run(line: impl IntoIterator<Item = OsString>, wiring: Wiring) -> ExitCode
         Command::Demo(args) => (wiring.demo)(DemoArgs { json: global.json, ..args }),
         Command::Replay(args) => (wiring.replay)(ReplayArgs { json: global.json, ..args }),
         Command::Chaos(args) => (wiring.chaos)(ChaosArgs { json: global.json, ..args }),
-        Command::Guard { dir } => (wiring.guard)(&dir),
+        Command::Guard { dir, install: true, .. } => (wiring.guard)(&dir, guard::Entry::Install),
+        Command::Guard { dir, pod: Some(spec), .. } => (wiring.guard)(&dir, guard::Entry::Pod(spec)),
+        Command::Guard { dir, .. } => (wiring.guard)(&dir, guard::Entry::Attempt),
         Command::Work(work) => super::work::main(work),
         Command::Audit(args) if args.files => {
             show(&global, audit::verify_files(&state_folder(global.state.as_deref())))
@@ -155,12 +163,18 @@ pub(crate) async fn perform(asking: &Asking, command: Command) -> CommandResult 
         Command::Cancel(args) => jobs::cancel(asking, &args.id).await,
         Command::Wait(args) => jobs::wait(asking, args).await,
         Command::Why(args) => jobs::why(asking, &args.id).await,
+        Command::Top(args) => top::top(asking, args).await,
+        Command::Watch(args) => watch::watch(asking, args).await,
+        Command::Trace(args) => trace::trace(asking, args).await,
         Command::Clusters(args) => mesh::clusters(asking, args).await,
         Command::Links => mesh::links(asking).await,
         Command::View(_) => mesh::view(asking).await,
         Command::Peer => mesh::peer(asking).await,
         Command::Page => page::page(asking).await,
         Command::Doctor => mesh::doctor(asking).await,
+        Command::Incidents(args) => incidents::incidents(asking, args).await,
+        Command::Silence(args) => incidents::silence(asking, args).await,
+        Command::SupportBundle(args) => bundle::bundle(asking, args).await,
         Command::Events(args) if args.past || args.since.is_some() || args.tenant.is_some() => {
             audit::history(asking, args).await
         }

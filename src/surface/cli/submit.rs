@@ -140,7 +140,9 @@ async fn send(asking: &Asking, document: Vec<u8>, after: After) -> CommandResult
         let why: WhyDocument = asking.client.send(Method::POST, "/v1/jobs?dry_run=true", payload).await?;
         return Ok(Reply::new(&why, jobs::why_text(asking, &why)));
     }
-    let headers: Vec<_> = after.key.into_iter().map(|key| ("idempotency-key", key)).collect();
+    let mut headers: Vec<_> = after.key.into_iter().map(|key| ("idempotency-key", key)).collect();
+    // Whoever submits as part of a trace (a pipeline, another job) has its jobs in that trace.
+    headers.extend(std::env::var("TRACEPARENT").ok().filter(|t| t.is_ascii()).map(|t| ("traceparent", t)));
     let taken: SubmitDocument =
         asking.client.json(Method::POST, "/v1/jobs", payload, &headers, SUBMIT_WITHIN).await?;
     let id = taken.id.to_string();

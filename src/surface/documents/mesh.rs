@@ -60,6 +60,9 @@ pub struct ClusterDocument {
     pub queued: u32,
     /// GPUs they ask for.
     pub queued_gpus: u64,
+    /// GPUs that are kept free for jobs that ran before and for urgent ones.
+    #[serde(default)]
+    pub gpus_buffer: u32,
     /// CPU use, 0 to 1.
     pub cpu_use: Option<f64>,
     /// GPU use, 0 to 1, where it can be measured.
@@ -104,6 +107,7 @@ impl ClusterDocument {
             running: queue.map_or(0, |q| q.running),
             queued: queue.map_or(0, |q| q.queued),
             queued_gpus: queue.map_or(0, |q| q.queued_gpus),
+            gpus_buffer: queue.map_or(0, |q| q.gpus_buffer),
             cpu_use: health.map(|h| f64::from(h.cpu_milli) / 1e3),
             gpu_use: health.and_then(|h| h.gpu_milli).map(|g| f64::from(g) / 1e3),
             isolated: health.is_some_and(|h| h.isolated),
@@ -252,6 +256,24 @@ pub struct PeerDocument {
     /// Its clock for people when it answered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub now_ms: Option<u64>,
+    /// Settings that others compare with their own; older versions do not tell them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub settings: Option<SettingsDocument>,
+}
+
+/// Settings of a peer that are compared.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SettingsDocument {
+    /// How far clock rates may be off, thousandths.
+    pub rho_milli: u64,
+    /// Time for killing an attempt, plus safety.
+    pub margin_ms: u64,
+    /// Homes of a new record.
+    pub replicas: usize,
+    /// Grace of jobs that say none.
+    pub grace_ms: u64,
+    /// Names of its notifiers.
+    pub notifiers: Vec<String>,
 }
 
 /// How much a finding matters.

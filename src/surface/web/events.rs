@@ -6,7 +6,7 @@ use axum::extract::State;
 use serde::Deserialize;
 
 use super::html::{ago, clock, cut, esc, panel};
-use super::{Answer, Page, answer};
+use super::{Answer, Page, answer, incidents};
 use crate::runtime::eventlog::HistoryFilter;
 use crate::surface::api::input::Q;
 use crate::surface::api::{Api, ApiError, history};
@@ -56,7 +56,7 @@ pub async fn events(State(api): State<Api>, query: Result<Q<EventsQuery>, ApiErr
              <select name=kind aria-label=\"Only of kind\"><option value=\"\">every kind</option>",
             esc(&query.q)
         );
-        for kind in ["job.", "attempt.", "contact.", "peer.", "invariant.", "log."] {
+        for kind in ["job.", "attempt.", "contact.", "incident.", "peer.", "invariant.", "log."] {
             let here = if query.kind == kind { " selected" } else { "" };
             let _ = write!(form, "<option value=\"{kind}\"{here}>{}</option>", kind.trim_end_matches('.'));
         }
@@ -77,8 +77,9 @@ pub async fn events(State(api): State<Api>, query: Result<Q<EventsQuery>, ApiErr
             "what each wrote down, newest first; times are each peer's own",
             &(form + &list),
         );
-        let body = format!("<div class=head><h1>Events</h1></div>{notice}{panel}");
-        Ok(Page { title: "Events".into(), menu: "/events", live: "events view", body })
+        let incidents = incidents::view(&api).await;
+        let body = format!("<div class=head><h1>Events and incidents</h1></div>{incidents}{notice}{panel}");
+        Ok(Page { title: "Events".into(), menu: "/events", live: "events view tick", body })
     };
     let page = page.await;
     answer(&api, "/events", page)

@@ -6,14 +6,18 @@ use axum::extract::State;
 use serde_json::json;
 
 use super::html::{self, ago, cut, esc, exact, panel};
+use super::waterfall::waterfall;
 use super::{Answer, Page, answer};
-use crate::base::JobId;
 use crate::model::spec_input::render_spec;
 use crate::model::{JobRecord, Outcome};
-use crate::runtime::eventlog::HistoryFilter;
 use crate::surface::api::input::Segment;
-use crate::surface::api::{Api, ApiError, history, jobs, resolve};
-use crate::surface::documents::{AttemptDocument, CandidateDocument, JobDocument, WhyDocument, wall_now};
+use crate::surface::api::{Api, ApiError, jobs, resolve, trace};
+use crate::surface::documents::{
+    AttemptDocument, CandidateDocument, JobDocument, TraceDocument, WhyDocument, wall_now,
+};
+
+/// Events that the page shows and makes its trace of.
+const EVENTS_MAX: usize = 200;
 
 /// The view.
 pub async fn job(State(api): State<Api>, id: Result<Segment, ApiError>) -> Answer {
@@ -32,7 +36,10 @@ pub async fn job(State(api): State<Api>, id: Result<Segment, ApiError>) -> Answe
         if let Some(why) = &why {
             body.push_str(&candidates(why));
         }
-        body.push_str(&happened(&api, id, job.submitted_at_ms).await);
+        let mut trace = trace::of(&api, &record, EVENTS_MAX).await;
+        body.push_str(&waterfall(&trace));
+        trace.events.reverse();
+        body.push_str(&happened(&trace));
         let _ = write!(
             body,
             "<section class=panel><details><summary>Job file</summary><pre class=spec>{}</pre></details></section>",
@@ -226,7 +233,6 @@ fn facts(record: &JobRecord, job: &JobDocument) -> String {
     let homes: Vec<&str> = job.homes.iter().map(|h| h.as_str()).collect();
     rows.push(("Homes", esc(&homes.join(", "))));
     rows.push(("Record", format!("version {}, generation {}", job.version, record.generation)));
-    rows.push(("Trace", format!("<span class=id>{}</span>", esc(&job.trace))));
     let rows: String = rows.iter().map(|(k, v)| format!("<dt>{k}</dt><dd>{v}</dd>")).collect();
     panel("Facts", "", &format!("<dl class=facts>{rows}</dl>"))
 }
@@ -288,26 +294,16 @@ fn terms(c: &CandidateDocument) -> String {
     parts.join(", ")
 }
 
-/// What the peers wrote down about it, its own story in order.
-async fn happened(api: &Api, id: JobId, since_ms: u64) -> String {
-    if api.handle.log().is_none() {
+/// What the peers wrote down about it.
+fn happened(trace: &TraceDocument) -> String {
+    if trace.events.is_empty() {
         return String::new();
     }
-    let filter = HistoryFilter {
-        job: Some(id),
-        since_ms: since_ms.saturating_sub(60_000),
-        limit: 200,
-        ..HistoryFilter::default()
-    };
-    let Ok(list) = history::everywhere(api, filter).await else { return String::new() };
-    if list.events.is_empty() {
-        return String::new();
-    }
-    let missing: Vec<String> = list.unanswered.iter().map(|n| esc(n.as_str())).collect();
+    let missing: Vec<String> = trace.unanswered.iter().map(|n| esc(n.as_str())).collect();
     let note = if missing.is_empty() {
         "from the logs of all peers, newest first".to_owned()
     } else {
         format!("without those of {}", missing.join(", "))
     };
-    panel("Events", &note, &super::events::table(&list.events, false))
+    panel("Events", &note, &super::events::table(&trace.events, false))
 }

@@ -8,6 +8,7 @@ mod cluster;
 mod events;
 pub(crate) mod guard;
 mod html;
+mod incidents;
 mod job;
 mod jobs;
 mod links;
@@ -15,6 +16,7 @@ mod live;
 mod memory;
 mod overview;
 mod ring;
+pub(crate) mod waterfall;
 
 #[cfg(test)]
 mod tests;

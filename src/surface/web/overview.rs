@@ -18,8 +18,9 @@ const NODES_SHOWN_UP_TO: usize = 12;
 pub async fn overview(State(api): State<Api>) -> Answer {
     let list = clusters(&api).await;
     let body = format!(
-        "<h1 class=hidden>Overview</h1>{}{}<div class=pair>{}{}</div>{}",
+        "<h1 class=hidden>Overview</h1>{}{}{}<div class=pair>{}{}</div>{}",
         notice(&list),
+        super::incidents::banner(&api),
         tiles(&list),
         models(&list),
         over_time(&api.memory),

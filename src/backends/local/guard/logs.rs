@@ -19,14 +19,37 @@ pub struct RotatingFile {
     size: u64,
     size_max: u64,
     files: u32,
+    echo: Option<Echo>,
     /// Bytes that could not be written.
     pub lost: u64,
+}
+
+/// The guard's own output, in place of files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Echo {
+    /// Standard output.
+    Out,
+    /// Standard error.
+    Err,
 }
 
 impl RotatingFile {
     /// Opens or goes on with `path`: at most `files` files of `size_max` bytes.
     pub fn new(path: PathBuf, size_max: u64, files: u32) -> Self {
-        Self { path, file: None, size: 0, size_max: size_max.max(1), files: files.max(1), lost: 0 }
+        Self {
+            path,
+            file: None,
+            size: 0,
+            size_max: size_max.max(1),
+            files: files.max(1),
+            echo: None,
+            lost: 0,
+        }
+    }
+
+    /// No file: the guard's own output.
+    pub fn echo(to: Echo) -> Self {
+        Self { echo: Some(to), ..Self::new(PathBuf::new(), 1, 1) }
     }
 
     /// Takes output. What the disk does not take is counted and dropped: the job must not stand still.
@@ -43,6 +66,11 @@ impl RotatingFile {
     }
 
     fn write_some(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self.echo {
+            Some(Echo::Out) => return Ok(rustix::io::write(rustix::stdio::stdout(), bytes)?),
+            Some(Echo::Err) => return Ok(rustix::io::write(rustix::stdio::stderr(), bytes)?),
+            None => {}
+        }
         if self.size >= self.size_max {
             self.rotate()?;
         }

@@ -7,6 +7,7 @@
 
 mod deadline;
 pub mod logs;
+mod pod;
 mod rank;
 pub mod remote;
 mod signals;
@@ -23,7 +24,7 @@ use rustix::time::{
 };
 
 use self::deadline::Deadline;
-use self::logs::{RotatingFile, Stream};
+use self::logs::{Echo, RotatingFile, Stream};
 use self::remote::{Asker, What};
 use self::signals::Signals;
 use super::cgroup::Cgroup;
@@ -45,12 +46,28 @@ pub const BY_SCHEDULER: &str = "ended by its scheduler";
 /// A program that has not taken over by then (its file system hangs) is given up.
 const EXEC_TIME_MAX: Span = Span::secs(30);
 
-/// Runs one attempt to its end. `dir` is its folder, made by the peer.
-pub fn main(dir: &Path) -> ExitCode {
+/// What `starling guard` is asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Entry {
+    /// Guard the attempt in the folder, which the peer made.
+    Attempt,
+    /// Put a copy of this binary into the folder.
+    Install,
+    /// Make the attempt's folder of what this one says, then guard it.
+    Pod(std::path::PathBuf),
+}
+
+/// Runs one attempt to its end.
+pub fn main(dir: &Path, entry: Entry) -> ExitCode {
     if let Ok(rank) = std::env::var(rank::RANK_VARIABLE) {
         return rank::become_program(dir, &rank);
     }
-    match guard(AttemptDir::new(dir.to_owned())) {
+    let done = match entry {
+        Entry::Attempt => guard(AttemptDir::new(dir.to_owned())),
+        Entry::Install => pod::install(dir).map(|()| ExitCode::SUCCESS),
+        Entry::Pod(spec) => pod::folder(&spec, dir).and_then(guard),
+    };
+    match done {
         Ok(code) => code,
         Err(error) => {
             eprintln!("starling guard: {}: {error}", dir.display());
@@ -177,6 +194,9 @@ impl Guard {
     /// Starts every rank, or says why not.
     fn begin(&mut self) -> Result<(), String> {
         if self.spec.remote.is_some() {
+            if self.spec.remote.as_ref().is_some_and(|r| r.begin) {
+                self.ask_to_begin()?;
+            }
             self.first_answer()?;
         } else if clock::boot_id().ok().as_deref() != Some(self.spec.boot.as_str()) {
             return Err("the machine was restarted before it began".into());
@@ -202,13 +222,16 @@ impl Guard {
             let latest = self.deadline.map_or(clock::now() + EXEC_TIME_MAX, |d| d.kill_at());
             rank.wait(latest.min(clock::now() + EXEC_TIME_MAX))
                 .map_err(|reason| format!("rank {index}: {reason}"))?;
-            let stream = |pipe, name| {
+            let stream = |pipe, name, to| {
                 let number = u64::from(self.spec.first_rank) + index as u64;
                 let path = self.dir.logs().join(format!("rank-{number}.{name}"));
-                Stream::new(pipe, RotatingFile::new(path, self.spec.log_bytes, self.spec.log_files))
+                let file = RotatingFile::new(path, self.spec.log_bytes, self.spec.log_files);
+                Stream::new(pipe, if self.spec.echo { RotatingFile::echo(to) } else { file })
             };
-            let out = stream(rank.stdout, "out").map_err(|e| format!("its output cannot be read: {e}"))?;
-            let err = stream(rank.stderr, "err").map_err(|e| format!("its errors cannot be read: {e}"))?;
+            let out = stream(rank.stdout, "out", Echo::Out);
+            let out = out.map_err(|e| format!("its output cannot be read: {e}"))?;
+            let err = stream(rank.stderr, "err", Echo::Err);
+            let err = err.map_err(|e| format!("its errors cannot be read: {e}"))?;
             self.ranks.push(Rank { pid: rank.pid, status: None, streams: [out, err] });
         }
         let at = clock::wall();
@@ -219,6 +242,35 @@ impl Guard {
         }
         self.tell(What::Started(Started { at }));
         Ok(())
+    }
+
+    /// Whoever started this guard may have started another one for the same part, here or elsewhere: the peer says
+    /// which of them runs, once and durably. Of a gang none runs before all its parts are there.
+    fn ask_to_begin(&mut self) -> Result<(), String> {
+        let patience = self.spec.remote.as_ref().map_or(Span::ZERO, |r| r.patience);
+        let mut until = clock::now() + patience;
+        loop {
+            let told = self.asker.as_mut().and_then(Asker::begin);
+            if told.as_ref().is_some_and(|t| t.stop.is_some()) {
+                return Err("it was stopped before it began".into());
+            }
+            match told.as_ref().map(|t| t.may) {
+                Some(Some(false)) => return Err("another guard has the right to run it".into()),
+                Some(Some(true)) => {
+                    let master = told.and_then(|t| t.master);
+                    return pod::address(&self.dir, &mut self.spec, master.as_deref())
+                        .map_err(|e| format!("its guard cannot write: {e}"));
+                }
+                // The peer is there; the others of the gang are not.
+                Some(None) => until = clock::now() + patience,
+                None => {}
+            }
+            if clock::now() >= until || self.signals.as_mut().is_some_and(|s| !s.take().is_empty()) {
+                let why = self.asker.as_ref().map(Asker::trouble).unwrap_or_default();
+                return Err(format!("its peer could not be asked from this node: {why}"));
+            }
+            std::thread::sleep(Span::millis(200).to_std());
+        }
     }
 
     /// A guard on another machine has no clock in common with its peer: nothing starts before the peer has said
@@ -489,6 +541,10 @@ impl Guard {
                 return;
             }
             std::thread::sleep(Span::secs(1).to_std());
+        }
+        if let Some(path) = self.spec.remote.as_ref().and_then(|r| r.last_word.as_ref()) {
+            // What cannot be written there is said over the line.
+            let _ = std::fs::write(path, serde_json::to_vec(&ended).unwrap_or_default());
         }
         self.tell(What::Ended(ended));
     }

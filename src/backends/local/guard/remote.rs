@@ -33,6 +33,8 @@ const LINE_PAUSE: Span = Span::secs(5);
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum What {
+    /// May this guard run its part? Only one may, ever; the answer says.
+    Begin,
     /// How long may it live?
     Ask,
     /// Its program runs.
@@ -48,6 +50,9 @@ pub struct Question {
     pub key: AttemptKey,
     /// Which of its guards: empty, or `node-N`.
     pub part: String,
+    /// Which of the guards that a scheduler may start for one part; empty where the right to run is a file.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub guard: String,
     /// Never used twice.
     pub nonce: String,
     /// What it says.
@@ -65,6 +70,12 @@ pub struct Answer {
     /// The peer wants it to stop.
     #[serde(default)]
     pub stop: Option<Stop>,
+    /// Whether this guard may run its part; none while not all parts of a gang are there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub may: Option<bool>,
+    /// Address of the first node of a gang.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub master: Option<String>,
 }
 
 /// Where a peer listens, in a shared file.
@@ -131,6 +142,10 @@ pub struct Told {
     pub renewed_at: Option<Instant>,
     /// It wants the attempt to stop.
     pub stop: Option<Stop>,
+    /// Whether this guard may run.
+    pub may: Option<bool>,
+    /// Address of the first node of a gang.
+    pub master: Option<String>,
 }
 
 struct Line {
@@ -140,6 +155,7 @@ struct Line {
 /// Asks. One per guard.
 pub struct Asker {
     key: AttemptKey,
+    guard: String,
     remote: Remote,
     secret: Vec<u8>,
     dir: AttemptDir,
@@ -158,6 +174,7 @@ impl Asker {
         let zero = Instant(0);
         Self {
             key,
+            guard: if remote.begin { own_name() } else { String::new() },
             remote,
             secret,
             dir,
@@ -211,9 +228,16 @@ impl Asker {
         self.ask()
     }
 
+    /// Asks for the right to run. Only over the line: the files are for those who have it.
+    pub fn begin(&mut self) -> Option<Told> {
+        self.line_again = Instant(0);
+        self.exchange(What::Begin)
+    }
+
     /// Asks over the line, else through the files.
     pub fn ask(&mut self) -> Option<Told> {
-        self.exchange(What::Ask).or_else(|| self.by_file())
+        let told = self.exchange(What::Ask);
+        if self.remote.begin { told } else { told.or_else(|| self.by_file()) }
     }
 
     /// Says what happened; the files in the folder say it too, only later.
@@ -244,15 +268,20 @@ impl Asker {
         }
         let asked_at = clock::now();
         let nonce = nonce();
-        let question = Question { key: self.key, part: self.remote.part.clone(), nonce: nonce.clone(), what };
+        let question = self.question(nonce, what);
         match self.speak(&question) {
-            Ok(answer) => Some(told(&answer, asked_at)),
+            Ok(answer) => Some(told(answer, asked_at)),
             Err(error) => {
                 self.trouble = format!("the line broke: {error}");
                 self.line = None;
                 None
             }
         }
+    }
+
+    fn question(&self, nonce: String, what: What) -> Question {
+        let (part, guard) = (self.remote.part.clone(), self.guard.clone());
+        Question { key: self.key, part, guard, nonce, what }
     }
 
     fn connect(&self) -> Result<Line, String> {
@@ -313,7 +342,7 @@ impl Asker {
         let answer: Option<Answer> = read_json(&self.dir.file("answer.json")).ok();
         let mine = self.filed.take();
         let found = match (&answer, &mine) {
-            (Some(answer), Some((nonce, at))) if answer.nonce == *nonce => Some(told(answer, *at)),
+            (Some(answer), Some((nonce, at))) if answer.nonce == *nonce => Some(told(answer.clone(), *at)),
             _ => None,
         };
         // An unanswered question stays: it may be answered yet, and counts from when it was asked.
@@ -322,8 +351,7 @@ impl Asker {
             return None;
         }
         let (asked_at, nonce) = (clock::now(), nonce());
-        let question =
-            Question { key: self.key, part: self.remote.part.clone(), nonce: nonce.clone(), what: What::Ask };
+        let question = self.question(nonce.clone(), What::Ask);
         if write_json_unsynced(&self.dir.file("question.json"), &question).is_ok() {
             self.filed = Some((nonce, asked_at));
         }
@@ -331,13 +359,18 @@ impl Asker {
     }
 }
 
-fn told(answer: &Answer, asked_at: Instant) -> Told {
+fn told(answer: Answer, asked_at: Instant) -> Told {
     let renewed_at = answer.age_us.map(|age| Instant(asked_at.0.saturating_sub(age)));
-    Told { renewed_at, stop: answer.stop }
+    Told { renewed_at, stop: answer.stop, may: answer.may, master: answer.master }
 }
 
 fn nonce() -> String {
     HEXLOWER.encode(&rand::random::<[u8; 16]>())
+}
+
+/// Where a scheduler starts pods, there is one guard in each, and the scheduler can say how that pod ended.
+fn own_name() -> String {
+    std::env::var("STARLING_POD_UID").ok().filter(|uid| !uid.is_empty()).unwrap_or_else(nonce)
 }
 
 #[cfg(test)]
@@ -347,7 +380,7 @@ mod tests {
 
     fn question() -> Question {
         let key = AttemptKey { job: JobId([3; 20]), epoch: Epoch(2) };
-        Question { key, part: String::new(), nonce: "n".into(), what: What::Ask }
+        Question { key, part: String::new(), guard: String::new(), nonce: "n".into(), what: What::Ask }
     }
 
     #[test]
@@ -366,9 +399,9 @@ mod tests {
     #[test]
     fn a_renewal_is_never_taken_for_younger_than_it_is() {
         let answer = Answer { age_us: Some(3_000_000), ..Answer::default() };
-        assert_eq!(told(&answer, Instant(10_000_000)).renewed_at, Some(Instant(7_000_000)));
-        assert_eq!(told(&Answer::default(), Instant(10_000_000)).renewed_at, None);
+        assert_eq!(told(answer, Instant(10_000_000)).renewed_at, Some(Instant(7_000_000)));
+        assert_eq!(told(Answer::default(), Instant(10_000_000)).renewed_at, None);
         let old = Answer { age_us: Some(u64::MAX), ..Answer::default() };
-        assert_eq!(told(&old, Instant(10)).renewed_at, Some(Instant(0)));
+        assert_eq!(told(old, Instant(10)).renewed_at, Some(Instant(0)));
     }
 }

@@ -14,16 +14,23 @@ use tokio::sync::{Semaphore, broadcast};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::keeper::Keeper;
-use crate::backends::local::clock;
-use crate::backends::local::files::{read_json, write_json};
-use crate::backends::local::guard::remote::{From, LINE_BYTES_MAX, LineFile, Question, claimed, open, seal};
+use super::local::clock;
+use super::local::files::{read_json, write_json};
+use super::local::guard::remote::{Answer, From, LINE_BYTES_MAX, LineFile, Question, claimed, open, seal};
 use crate::core::api::AttemptKey;
 
 /// Guards that may be connected at once; more use the files.
 const CONNECTIONS_MAX: usize = 16_384;
 /// Without a secret nothing is kept open for longer than a guard ever is silent.
 const SILENCE: std::time::Duration = std::time::Duration::from_secs(120);
+
+/// Who answers guards.
+pub trait Hears: Send + Sync + 'static {
+    /// The secret of an attempt's guards; none of one that is not known.
+    fn secret(&self, key: AttemptKey) -> Option<Vec<u8>>;
+    /// A guard spoke, and proved that it is one.
+    fn heard(&self, question: Question) -> Answer;
+}
 
 /// Listens where the last run of the peer did, if that is free: guards know that address.
 pub async fn listen(wanted: SocketAddr, file: &Path) -> io::Result<TcpListener> {
@@ -39,21 +46,25 @@ pub async fn listen(wanted: SocketAddr, file: &Path) -> io::Result<TcpListener> 
 
 /// Writes down where guards find the peer.
 pub fn announce(local: SocketAddr, host: &str, file: &Path) -> io::Result<()> {
+    write_json(file, &line_file(local, host)?)
+}
+
+/// Where guards find the peer.
+pub fn line_file(local: SocketAddr, host: &str) -> io::Result<LineFile> {
     let own = local.ip();
     let address = if own.is_unspecified() { host.to_owned() } else { own.to_string() };
     let text = if address.contains(':') { format!("[{address}]") } else { address };
-    let line = LineFile {
+    Ok(LineFile {
         addresses: vec![format!("{text}:{}", local.port())],
         boot: clock::boot_id()?,
         port: local.port(),
-    };
-    write_json(file, &line)
+    })
 }
 
 /// Serves guards until it is stopped.
 pub async fn serve(
     listener: TcpListener,
-    keeper: Arc<Keeper>,
+    keeper: Arc<impl Hears>,
     wake: broadcast::Sender<AttemptKey>,
     stop: CancellationToken,
 ) {
@@ -87,7 +98,7 @@ pub async fn serve(
 
 async fn converse(
     stream: TcpStream,
-    keeper: Arc<Keeper>,
+    keeper: Arc<impl Hears>,
     mut wake: broadcast::Receiver<AttemptKey>,
 ) -> io::Result<()> {
     stream.set_nodelay(true)?;

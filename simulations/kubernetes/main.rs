@@ -1,0 +1,88 @@
+//! The Kubernetes backend in front of an API server, and a mesh with it; pods' commands really run, as processes.
+//!
+//! Where KUBEBUILDER_ASSETS names a folder with etcd and kube-apiserver, that one is started and asked; everywhere
+//! else a server with recorded behaviour (`server.rs`), and the run says so, loudly. What stands around it (Job
+//! controller, scheduler, kubelets) is played (`cluster.rs`).
+#![allow(clippy::disallowed_methods, reason = "measures and bounds real time, outside the product")]
+
+mod backend;
+mod cluster;
+mod deploy;
+mod faults;
+mod ground;
+#[allow(dead_code, reason = "shared with the system tests, which use more of it")]
+#[path = "../system/harness.rs"]
+mod harness;
+mod mesh;
+mod proxy;
+mod real;
+mod server;
+
+use std::panic::AssertUnwindSafe;
+use std::process::ExitCode;
+use std::time::Instant;
+
+type Scenario = (&'static str, fn());
+
+macro_rules! scenarios {
+    ($($module:ident::$name:ident),* $(,)?) => {
+        [$((concat!(stringify!($module), "::", stringify!($name)), $module::$name as fn())),*]
+    };
+}
+
+const SCENARIOS: &[Scenario] = &scenarios![
+    backend::it_keeps_the_contract,
+    backend::it_runs_programs,
+    backend::a_gang_begins_together_and_its_first_failure_counts,
+    backend::a_pod_that_is_started_twice_runs_once,
+    backend::without_a_guard_exit_codes_are_the_kubelets,
+    backend::somebody_elses_job_of_the_same_name_is_not_touched,
+    backend::an_image_that_never_comes_is_given_back,
+    faults::a_bad_network_loses_nothing_and_starts_nothing_twice,
+    faults::a_server_that_is_away_ends_nothing,
+    faults::a_ttl_that_deletes_what_finished_runs_nothing_again,
+    mesh::jobs_over_kubernetes_and_a_local_cluster,
+    deploy::the_account_may_what_the_backend_does_and_no_more,
+];
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let wanted: Vec<&String> = args.iter().filter(|a| !a.starts_with('-')).collect();
+    let chosen: Vec<&Scenario> = SCENARIOS
+        .iter()
+        .filter(|(name, _)| wanted.is_empty() || wanted.iter().any(|w| name.contains(w.as_str())))
+        .collect();
+    if args.iter().any(|a| a == "--list") {
+        chosen.iter().for_each(|(name, _)| println!("{name}: test"));
+        return ExitCode::SUCCESS;
+    }
+    println!("\nrunning {} tests", chosen.len());
+    match real::binaries() {
+        Some(folder) => println!("kubernetes: against the REAL kube-apiserver of {}", folder.display()),
+        None => println!(
+            "not tried: kubernetes against a real kube-apiserver (KUBEBUILDER_ASSETS names none): this run is against \
+             the RECORDED-BEHAVIOUR server of the tests"
+        ),
+    }
+    let (mut passed, mut failed) = (0, 0);
+    let begun = Instant::now();
+    for (name, scenario) in &chosen {
+        let begun = Instant::now();
+        let went = std::panic::catch_unwind(AssertUnwindSafe(scenario));
+        let seconds = begun.elapsed().as_secs_f64();
+        if went.is_ok() {
+            println!("test {name} ... ok ({seconds:.1} s)");
+            passed += 1;
+        } else {
+            println!("test {name} ... FAILED ({seconds:.1} s)");
+            failed += 1;
+        }
+    }
+    println!(
+        "\ntest result: {}. {passed} passed; {failed} failed; 0 ignored; 0 measured; {} filtered out; finished in {:.2}s\n",
+        if failed == 0 { "ok" } else { "FAILED" },
+        SCENARIOS.len() - passed - failed,
+        begun.elapsed().as_secs_f64()
+    );
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::from(101) }
+}

@@ -1,0 +1,107 @@
+//! Answers without an end: changes of a watch, the output of a container.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use bytes::Bytes as Chunk;
+use http_body_util::BodyExt;
+use kube::client::Body;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::api::{Api, ApiError, unknown};
+use super::objects::Object;
+
+/// Bytes of one line.
+const LINE_BYTES_MAX: usize = 4 << 20;
+
+/// What a watch says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change<T> {
+    /// It is new or changed.
+    Put(Box<T>),
+    /// It is not there any more; so it was last.
+    Gone(Box<T>),
+    /// Nothing changed up to this version.
+    Version(String),
+}
+
+/// A stream of lines.
+pub struct Lines {
+    body: Body,
+    rest: VecDeque<u8>,
+    silence: Duration,
+    ended: bool,
+}
+
+impl Lines {
+    /// Of a body; without a word for `silence` it is an error.
+    pub fn new(body: Body, silence: Duration) -> Self {
+        Self { body, rest: VecDeque::new(), silence, ended: false }
+    }
+
+    /// The next whole line, without its end. None where the server ended it; what comes last without an end of
+    /// line is a line too.
+    pub async fn next(&mut self) -> Result<Option<Vec<u8>>, ApiError> {
+        let mut looked = 0;
+        loop {
+            if let Some(at) = self.rest.iter().skip(looked).position(|b| *b == b'\n') {
+                let mut line: Vec<u8> = self.rest.drain(..=looked + at).collect();
+                line.pop();
+                return Ok(Some(line));
+            }
+            looked = self.rest.len();
+            if looked > LINE_BYTES_MAX {
+                return Err(unknown("a line without an end"));
+            }
+            if self.ended {
+                return Ok((looked > 0).then(|| self.rest.drain(..).collect()));
+            }
+            let frame = tokio::time::timeout(self.silence, self.body.frame()).await;
+            let data: Option<Chunk> = match frame.map_err(|_| unknown("silence on a stream"))? {
+                None => {
+                    self.ended = true;
+                    None
+                }
+                Some(frame) => frame.map_err(unknown)?.into_data().ok(),
+            };
+            self.rest.extend(data.unwrap_or_default());
+        }
+    }
+
+    /// The next change of a watch. None where the server ended it.
+    pub async fn change<T: Object>(&mut self) -> Result<Option<Change<T>>, ApiError> {
+        #[derive(Deserialize)]
+        struct Line {
+            #[serde(rename = "type")]
+            kind: String,
+            object: Value,
+        }
+        loop {
+            let Some(text) = self.next().await? else { return Ok(None) };
+            if text.is_empty() {
+                continue;
+            }
+            let line: Line = Api::parse(&text)?;
+            let object = line.object;
+            let read = |object: Value| -> Result<Box<T>, ApiError> {
+                let object: T = serde_json::from_value(object).map_err(unknown)?;
+                if object.meta().name.is_empty() {
+                    Err(unknown("an object without a name"))
+                } else {
+                    Ok(Box::new(object))
+                }
+            };
+            return match line.kind.as_str() {
+                "ADDED" | "MODIFIED" => Ok(Some(Change::Put(read(object)?))),
+                "DELETED" => Ok(Some(Change::Gone(read(object)?))),
+                "BOOKMARK" => {
+                    let version = object["metadata"]["resourceVersion"].as_str().unwrap_or_default();
+                    Ok(Some(Change::Version(version.to_owned())))
+                }
+                _ if object["code"] == 410 => Err(ApiError::Gone),
+                _ => Err(unknown(format!("a watch ended: {}", object["message"]))),
+            };
+        }
+    }
+}
