@@ -3,8 +3,6 @@
 //! and `-- packing --nodes F --jobs F [--json]`
 #![allow(clippy::disallowed_methods, reason = "wall time of the run is shown to people")]
 
-mod linear;
-mod linear_job;
 mod models;
 mod packing;
 mod placing;

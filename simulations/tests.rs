@@ -1,8 +1,6 @@
 //! The core in a simulated world: what must hold for every seed, and proof that the judge would see it.
 
 mod claims;
-mod linear;
-mod linear_job;
 mod linear_tests;
 mod scenarios;
 mod trace;

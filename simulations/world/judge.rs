@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use starling::base::{JobId, Span};
 use starling::core::api::AttemptKey;
 use starling::model::{JobRecord, JobState};
+use starling::surface::linear::Verdict;
+use starling::surface::linear::job::JobHistory;
 
 use super::guards::Execution;
 use super::users::Act;
 use super::{Event, World, shapes};
-use crate::linear::Verdict;
-use crate::linear_job::JobHistory;
 
 /// What a run showed.
 #[derive(Debug, Clone, Default)]

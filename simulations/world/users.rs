@@ -8,11 +8,11 @@ use starling::core::api::{AttemptKey, ClientError};
 use starling::core::{ClientRequest, ClientResponse, Input};
 use starling::model::JobRecord;
 use starling::model::tenant::LimitsPatch;
+use starling::surface::linear::Interval;
+use starling::surface::linear::job::{Ask, Op, Told};
 
 use super::scenario::Bug;
 use super::{Event, World, shapes};
-use crate::linear::Interval;
-use crate::linear_job::{Ask, Op, Told};
 
 /// What a user does next, about the nth job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,6 +6,7 @@ pub mod client;
 pub mod documents;
 pub mod fleet;
 pub mod ledger;
+pub mod linear;
 pub mod measure;
 pub mod seams;
 pub mod serve;

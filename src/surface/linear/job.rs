@@ -4,14 +4,12 @@
 //! close, free, rebind), so a read may find a later version than the last one. What it finds must follow
 //! from what was known: by the production's own `JobRecord::apply` where nothing lies in between, else by
 //! the invariants that every chain of changes keeps.
-#![allow(dead_code, reason = "shared by the tests and the command, which read different parts of it")]
 
-use starling::base::{Epoch, WallTime};
-use starling::model::invariants::{JobMark, job_follows};
-use starling::model::record::{CancelIntent, Change, Checkpoint, Refused};
-use starling::model::{JobRecord, JobState, Outcome};
-
-use crate::linear::{Interval, Sequential, Verdict, check};
+use super::{Interval, Sequential, Verdict, check};
+use crate::base::{Epoch, WallTime};
+use crate::model::invariants::{JobMark, job_follows};
+use crate::model::record::{CancelIntent, Change, Checkpoint, Refused};
+use crate::model::{JobRecord, JobState, Outcome};
 
 /// What a user asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,6 +74,7 @@ pub struct Known {
 }
 
 impl JobHistory {
+    /// Of these operations.
     pub fn new(ops: Vec<Op>) -> Self {
         Self { ops }
     }
