@@ -55,6 +55,7 @@ pub struct Op {
 /// All operations of all users on one job, in any order. Reads without an answer may be left out.
 pub struct JobHistory {
     ops: Vec<Op>,
+    forgets: bool,
 }
 
 /// What is known of the record at one point of an order.
@@ -71,12 +72,20 @@ pub struct Known {
     cancelled: bool,
     checkpoint: Option<u64>,
     end: Option<JobState>,
+    /// Nobody knows of it any more.
+    forgotten: bool,
 }
 
 impl JobHistory {
     /// Of these operations.
     pub fn new(ops: Vec<Op>) -> Self {
-        Self { ops }
+        Self { ops, forgets: false }
+    }
+
+    /// Records are forgotten some time after their end: from then on there is no such job, for good.
+    pub fn that_is_forgotten(mut self) -> Self {
+        self.forgets = true;
+        self
     }
 
     /// Is there an order of these operations that real time and the record's meaning allow?
@@ -137,6 +146,7 @@ impl JobHistory {
             cancelled: record.cancel.is_some(),
             checkpoint,
             end: record.state.is_final().then_some(record.state),
+            forgotten: false,
         })
     }
 
@@ -207,16 +217,21 @@ impl Sequential for JobHistory {
             cancelled: false,
             checkpoint: None,
             end: None,
+            forgotten: false,
         }
     }
 
     fn step(&self, known: &Known, op: usize) -> Option<Known> {
         let Op { ask, told, .. } = &self.ops[op];
         match (ask, told) {
+            (Ask::Submit, Some(Told::Submitted)) if known.forgotten => None,
             (Ask::Submit, None | Some(Told::Submitted)) => {
                 Some(Known { exists: true, version: known.version.max(1), ..known.clone() })
             }
-            (_, Some(Told::NoSuchJob)) => (!known.exists).then(|| known.clone()),
+            (_, Some(Told::NoSuchJob)) if !known.exists => Some(known.clone()),
+            // It must have ended before.
+            (_, Some(Told::NoSuchJob)) => self.forgets.then(|| Known { forgotten: true, ..known.clone() }),
+            (_, Some(_)) if known.forgotten => None,
             (Ask::Get, Some(Told::Record(record))) => self.read(known, op, record),
             _ if !known.exists => None,
             (Ask::Cancel, Some(Told::Cancelled(state))) => Self::cancel(known, Some(*state)),
@@ -250,6 +265,9 @@ pub fn one_change(old: &JobRecord, new: &JobRecord) -> bool {
         }
         if let Some(outcome) = attempt.outcome.clone() {
             tries.push(close(new.epoch, outcome, attempt.started_at, ended));
+        }
+        if let Some((_, by)) = new.reason.strip_suffix(')').and_then(|r| r.rsplit_once(" (confirmed by ")) {
+            tries.push(Change::ConfirmLost { epoch: new.epoch, by: by.to_owned(), at: ended });
         }
         if let Some(held) = &old.placement {
             let (contact, incarnation) = (held.contact, held.incarnation);

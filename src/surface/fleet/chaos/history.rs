@@ -11,9 +11,11 @@ use std::time::Duration;
 use axum::http::Method;
 use futures::StreamExt;
 
+use super::super::submit;
 use super::load::Sent;
 use crate::base::Rng;
 use crate::model::JobRecord;
+use crate::model::spec::JobSpec;
 use crate::surface::client::{Client, ClientFailure};
 use crate::surface::documents::{CancelDocument, boottime_now};
 use crate::surface::linear::job::{Ask, JobHistory, Op, Told};
@@ -98,6 +100,22 @@ impl Histories {
         }
         checked
     }
+}
+
+/// Submits a job at a peer, under its own name as the key; its id, where it was answered.
+pub async fn submitted(
+    client: &Client,
+    histories: &Histories,
+    spec: &JobSpec,
+) -> Result<String, ClientFailure> {
+    let begun = Begun::now();
+    let answer = submit(client, spec, &spec.name, ANSWER_WITHIN).await;
+    match &answer {
+        Ok(_) => histories.told(&spec.name, begun, Ask::Submit, Told::Submitted),
+        Err(ClientFailure::Unreachable(..) | ClientFailure::Api(400..=499, _)) => {}
+        Err(_) => histories.unknown(&spec.name, begun, Ask::Submit),
+    }
+    answer
 }
 
 /// Reads a job's record at a peer.

@@ -171,8 +171,7 @@ impl Caller {
         let histories = &self.troubles.histories;
         loop {
             let begun = Begun::now();
-            let answer = submit(&self.clients[at], spec, &self.key, ANSWER_WITHIN).await;
-            match answer {
+            match submit(&self.clients[at], spec, &self.key, ANSWER_WITHIN).await {
                 Ok(id) => {
                     histories.told(&sent.name, begun, Ask::Submit, Told::Submitted);
                     sent.id = Some(id);

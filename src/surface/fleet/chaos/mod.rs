@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 pub use bounds::{Bounds, Spread};
 pub use disks::Disks;
 pub use guards::kill_guards;
-pub use history::{Checked, Histories, cancel, read};
+pub use history::{Checked, Histories, cancel, read, submitted};
 pub use load::{Sent, Troubles, Yard};
 pub use machines::{Clocks, suspend, wake};
 pub use plan::{Fault, Planned, plan};
