@@ -52,7 +52,8 @@ const SPEC: &str =
     r#"{"name":"bench","run":"true","resources":{"gpus":1,"gpu":"A100-80G","cpus":1,"memory":"1GiB"}}"#;
 
 fn main() -> ExitCode {
-    let args = Args::read(HELP, &["--connections", "--no-etcd", "--sbatch", "--seconds", "--rounds", "--json"]);
+    let args =
+        Args::read(HELP, &["--connections", "--no-etcd", "--sbatch", "--seconds", "--rounds", "--json"]);
     common::run(Duration::from_secs(580), bench(args))
 }
 
@@ -94,7 +95,9 @@ async fn bench(args: Args) -> anyhow::Result<()> {
     }
     let mut rest: Vec<(usize, Load)> = Vec::new();
     if slurm.as_ref().is_some_and(Held::has_rest) {
-        rest.extend(connections.iter().map(|n| (*n, Load::new(format!("slurmrestd, held, {n} connections")))));
+        rest.extend(
+            connections.iter().map(|n| (*n, Load::new(format!("slurmrestd, held, {n} connections")))),
+        );
     }
     let disk = folder()?;
     let path = disk.path().to_owned();
@@ -113,7 +116,8 @@ async fn bench(args: Args) -> anyhow::Result<()> {
         .map(|n| (*n, Load::new(format!("etcd put, {PEERS} nodes, {n} connections"))))
         .collect();
     let mut raw = [8, 64].map(|writers| (writers, Load::new(format!("raw store, {writers} writers"))));
-    let progress = bar(rounds * (2 + 2 * submit.len() + puts.len() + held.len() + rest.len()) as u64, "loads in turn");
+    let progress =
+        bar(rounds * (2 + 2 * submit.len() + puts.len() + held.len() + rest.len()) as u64, "loads in turn");
     for round in 0..rounds {
         for (writers, load) in &mut raw {
             commits(&store, *writers, round, span, load).await?;
@@ -154,8 +158,15 @@ async fn bench(args: Args) -> anyhow::Result<()> {
     for id in holders.into_iter().chain(running) {
         post(&fleet.peers[0].client, &format!("/v1/jobs/{id}/cancel"), None).await?;
     }
-    let all: Vec<&Load> =
-        swaps.iter().chain(&submit).chain(&puts).chain(&held).chain(&rest).chain(&raw).map(|(_, l)| l).collect();
+    let all: Vec<&Load> = swaps
+        .iter()
+        .chain(&submit)
+        .chain(&puts)
+        .chain(&held)
+        .chain(&rest)
+        .chain(&raw)
+        .map(|(_, l)| l)
+        .collect();
     let rows: Vec<Vec<String>> = all
         .iter()
         .map(|l| {
@@ -181,7 +192,8 @@ async fn bench(args: Args) -> anyhow::Result<()> {
             .map(|((n, a), (_, b))| json!({ "beside": what, "connections": n, "rate": a.rate() / b.rate() }))
             .collect()
     };
-    let against_slurm: Vec<Value> = over("sbatch --hold", &held).into_iter().chain(over("slurmrestd", &rest)).collect();
+    let against_slurm: Vec<Value> =
+        over("sbatch --hold", &held).into_iter().chain(over("slurmrestd", &rest)).collect();
     let version = etcd.as_ref().map(|e| e.version.clone()).ok();
     let head = ["load", "per second", "p50 ms", "p99 ms"];
     let against: Vec<String> = ratios
@@ -209,7 +221,8 @@ async fn bench(args: Args) -> anyhow::Result<()> {
             )
         })
         .collect();
-    let shown = format!("{}\n{against}\n{slurms}load average {} on {} cores", table(&head, &rows), load(), cores());
+    let shown =
+        format!("{}\n{against}\n{slurms}load average {} on {} cores", table(&head, &rows), load(), cores());
     let loads: Vec<_> = all
         .iter()
         .map(|l| json!({ "name": l.name, "per_second": l.rate(), "p50_ms": l.latency_ms.median(), "p99_ms": l.latency_ms.quantile(0.99), "count": l.latency_ms.len() }))

@@ -44,7 +44,8 @@ fn ignored(rules: &str, path: &str) -> bool {
 }
 
 fn words(json: &str) -> Vec<String> {
-    serde_json::from_str(json).unwrap_or_else(|e| panic!("{json}: must be a list, so that no shell is needed: {e}"))
+    serde_json::from_str(json)
+        .unwrap_or_else(|e| panic!("{json}: must be a list, so that no shell is needed: {e}"))
 }
 
 #[test]
@@ -82,10 +83,15 @@ fn the_container_file_copies_what_is_there_and_runs_as_nobody() {
             assert!(copied.iter().any(|c| path.starts_with(&format!("{c}/"))), "{path} is not copied");
         }
     }
-    assert!(ignored(&rules, "target/debug") && ignored(&rules, ".git") && !ignored(&rules, "docs/examples/awk.yaml"));
+    assert!(
+        ignored(&rules, "target/debug")
+            && ignored(&rules, ".git")
+            && !ignored(&rules, "docs/examples/awk.yaml")
+    );
     let last = |word: &str| all.iter().rev().find(|(w, _)| w == word).map(|(_, rest)| rest.as_str());
     let user = last("USER").expect("it says who it runs as");
-    let id: u32 = user.split(':').next().and_then(|n| n.parse().ok()).expect("a number: the base has no names");
+    let id: u32 =
+        user.split(':').next().and_then(|n| n.parse().ok()).expect("a number: the base has no names");
     assert!(id >= 1_000, "{user}");
     let at = |word: &str| all.iter().rposition(|(w, _)| w == word).expect("there");
     assert!(at("USER") > at("FROM"), "in the last stage");
@@ -99,7 +105,8 @@ fn the_container_file_copies_what_is_there_and_runs_as_nobody() {
     assert_eq!(last("EXPOSE"), Some(format!("{port}/udp").as_str()));
     // It is built with the compiler that the manifest asks for.
     let manifest = read("Cargo.toml");
-    let rust = manifest.lines().find_map(|l| l.strip_prefix("rust-version = ")).expect("there").trim_matches('"');
+    let rust =
+        manifest.lines().find_map(|l| l.strip_prefix("rust-version = ")).expect("there").trim_matches('"');
     assert!(all.iter().any(|(w, r)| w == "FROM" && r.contains(&format!("rust:{rust}-"))), "Rust {rust}");
 }
 
@@ -113,7 +120,8 @@ fn the_units_start_what_the_binary_takes() {
         }
         units += 1;
         let text = read(&format!("deploy/{name}"));
-        let value = |key: &str| text.lines().find_map(|l| l.strip_prefix(key)?.strip_prefix('=')).unwrap_or_default();
+        let value =
+            |key: &str| text.lines().find_map(|l| l.strip_prefix(key)?.strip_prefix('=')).unwrap_or_default();
         let line: Vec<&str> = value("ExecStart").split_whitespace().collect();
         let cli = Cli::try_parse_from(&line).unwrap_or_else(|e| panic!("{name}: {line:?}: {e}"));
         assert!(matches!(cli.command, Command::Up(_)), "{name}");

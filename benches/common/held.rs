@@ -37,7 +37,8 @@ impl Held {
         let cluster = Cluster::start(dir.path(), &munge, "held", 2, "MaxJobCount=500000");
         let version = Command::new("slurmctld").arg("-V").output()?;
         let version = String::from_utf8_lossy(&version.stdout).trim().to_owned();
-        let rest = Path::new("/usr/sbin/slurmrestd").exists().then(|| restd(&cluster, &version)).transpose()?;
+        let rest =
+            Path::new("/usr/sbin/slurmrestd").exists().then(|| restd(&cluster, &version)).transpose()?;
         Ok(Self { cluster, version, rest, _munge: munge, _dir: dir })
     }
 
@@ -128,7 +129,8 @@ impl Held {
 fn restd(cluster: &Cluster, version: &str) -> anyhow::Result<(Proc, PathBuf, &'static str)> {
     let socket = cluster.dir.join("rest.sock");
     // Without slurmdbd its plugins must be named, and their names have changed.
-    let (plugin, api) = if version.contains(" 22.") { ("openapi/v0.0.38", "v0.0.38") } else { ("slurmctld", "v0.0.40") };
+    let (plugin, api) =
+        if version.contains(" 22.") { ("openapi/v0.0.38", "v0.0.38") } else { ("slurmctld", "v0.0.40") };
     let mut command = Command::new("slurmrestd");
     command.arg("-f").arg(cluster.conf()).args(["-a", "rest_auth/local", "-s", plugin]);
     command.arg(format!("unix:{}", socket.display()));
