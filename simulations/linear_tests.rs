@@ -5,8 +5,8 @@ use starling::model::record::{Birth, CancelIntent, Change, Refused};
 use starling::model::spec::{Communication, JobSpec, OnLostContact, PlacementSpec, Run, Then};
 use starling::model::{JobRecord, JobState, Outcome, Placement, Resources};
 
-use crate::linear::{Interval, Register, RegisterOp, Sequential, Verdict, check};
-use crate::linear_job::{Ask, JobHistory, Op, Told, one_change};
+use starling::surface::linear::job::{Ask, JobHistory, Op, Told, one_change};
+use starling::surface::linear::{Interval, Register, RegisterOp, Sequential, Verdict, check};
 
 fn span(call: u64, ret: u64) -> Interval {
     Interval { call, ret: Some(ret) }

@@ -3,8 +3,7 @@
 //! and `-- packing --nodes F --jobs F [--json]`
 #![allow(clippy::disallowed_methods, reason = "wall time of the run is shown to people")]
 
-mod linear;
-mod linear_job;
+mod contact;
 mod models;
 mod packing;
 mod placing;
@@ -32,6 +31,7 @@ fn main() -> ExitCode {
     }
     let done = match args.first().map(String::as_str) {
         Some("seeds") => seeds::seeds(rest),
+        Some("contact") => contact::command(rest),
         Some("bugs") => seeds::bugs(rest),
         Some("packing") => packing::command(rest),
         Some("trace") => trace::command(rest),
@@ -44,6 +44,6 @@ fn main() -> ExitCode {
 }
 
 fn usage() -> String {
-    let parts = [seeds::USAGE, placing::USAGE, trace::USAGE, packing::USAGE];
+    let parts = [seeds::USAGE, contact::USAGE, placing::USAGE, trace::USAGE, packing::USAGE];
     format!("usage:\n{}", parts.join("\n"))
 }

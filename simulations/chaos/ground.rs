@@ -28,6 +28,7 @@ pub struct Ground {
     pub fleet: Fleet,
     pub network: Network,
     pub yard: chaos::Yard,
+    pub clocks: chaos::Clocks,
     pub folder: TempDir,
     named: u32,
 }
@@ -61,9 +62,11 @@ impl Ground {
         };
         std::fs::create_dir(&yard.checkpoints).expect("a folder");
         let network = Network::new(PEERS).expect("a network");
+        let files = (1..=PEERS).map(|i| folder.path().join(format!("c{i}/clock"))).collect();
+        let clocks = chaos::Clocks::new(files, &[0; PEERS]).expect("clocks");
         let fleet =
             chaos::start(PEERS as u32, &network.hosts, folder.path(), Some(exe)).await.expect("a mesh");
-        Self { fleet, network, yard, folder, named: 0 }
+        Self { fleet, network, yard, clocks, folder, named: 0 }
     }
 
     /// Leaves the files where they are, for whoever looks into a failure.
@@ -166,8 +169,22 @@ impl Ground {
         at.since(from)
     }
 
+    /// All clocks run as the machine's own again.
+    pub fn true_clocks(&mut self) {
+        for i in 0..PEERS {
+            self.clocks.set(i, 0, 0).expect("set");
+        }
+    }
+
     /// The ledger says of these jobs: each was done once, no two attempts at once, no older epoch after a newer.
     pub fn judge(&self, ids: &[&str]) -> Verdict {
+        let verdict = self.verdict(ids);
+        assert!(verdict.holds(), "{verdict:#?}");
+        verdict
+    }
+
+    /// What the ledger says of these jobs.
+    pub fn verdict(&self, ids: &[&str]) -> Verdict {
         let expected: Vec<Expected> =
             ids.iter().map(|id| Expected { job: (*id).to_owned(), ranks: 1 }).collect();
         let mut entries = Vec::new();
@@ -175,9 +192,7 @@ impl Ground {
             entries.extend(e.filter(|e| ids.contains(&e.job.as_str())));
         })
         .expect("a ledger");
-        let verdict = ledger::judge_entries(&entries, &expected);
-        assert!(verdict.holds(), "{verdict:#?}");
-        verdict
+        ledger::judge_entries(&entries, &expected)
     }
 
     /// Processes that ever began on a job.

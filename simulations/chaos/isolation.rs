@@ -78,6 +78,30 @@ pub async fn cut_for_long_moves_without_overlap(ground: &mut Ground) {
     assert_eq!(ground.judge(&[&id]).moved, 1);
 }
 
+pub async fn cut_for_half_an_hour_moves_without_overlap(ground: &mut Ground) {
+    // Steps of 100 ms that append all the while.
+    let spec = ground.training(18_300, &[]);
+    let id = ground.submit(1, &spec).await;
+    let at = ground.stepped(&id, 10).await;
+    let cut = ground.cut(&[at]);
+    let moved = ground.first_step_after(&id, 2, cut).await;
+    println!("measured: {moved} from the cut to the next attempt's first step");
+    for minute in 1..=30 {
+        lasts(Span::secs(60)).await;
+        println!("{minute} minutes: {} lines", ground.lines(&id).len());
+    }
+    ground.mend().await;
+    for _ in 0..20 {
+        if done(ground, &id).is_ok() {
+            break;
+        }
+        lasts(Span::secs(30)).await;
+    }
+    let job = ground.in_state(ground.other(&[at]), &id, JobState::Succeeded).await;
+    assert_eq!((job.attempts.len(), job.losses), (2, 1), "{job:?}");
+    assert_eq!(ground.judge(&[&id]).moved, 1);
+}
+
 pub async fn healed_and_cut_again_at_once(ground: &mut Ground) {
     let mut ids = Vec::new();
     for at in [0, 1, 3] {

@@ -13,6 +13,7 @@ mod invariants;
 mod lease;
 mod moving;
 pub mod production;
+mod quarantine;
 mod quota;
 mod register;
 mod whole;
@@ -25,6 +26,7 @@ use forgetting::Forgetting;
 use invariants::{I1, I2, I4, I5, I5_SHARE, I8, I8_COPY};
 use lease::{Lease, Sizes};
 use moving::Moving;
+use quarantine::Quarantine;
 use quota::Quota;
 use register::Register;
 use whole::Whole;
@@ -66,6 +68,10 @@ pub enum Bug {
     ReclaimedByTime,
     ReclaimedWithoutCondition,
     ReboundUnknownToLedger,
+    NoQuarantine,
+    AnswersUnconfirmed,
+    MarksForgotten,
+    CopyTooYoung,
 }
 
 /// A bug, the model that it is put into, and the invariant that it must break there.
@@ -87,8 +93,9 @@ const fn known(
     Known { bug, name, model, breaks, says }
 }
 
-/// All of them, in the design's order; after those what the models found in production, and those of quotas.
-pub const BUGS: [Known; 34] = [
+/// All of them, in the design's order; after those what the models found in production, those of quotas and of disks that
+/// are put back (the last of these is a limit that the protocol states).
+pub const BUGS: [Known; 38] = [
     known(
         Bug::NoBallotCheck,
         "no-ballot-check",
@@ -285,10 +292,38 @@ pub const BUGS: [Known; 34] = [
         I5_SHARE,
         "an attempt moves to a contact that the ledger does not know of",
     ),
+    known(
+        Bug::NoQuarantine,
+        "no-quarantine",
+        "quarantine",
+        I1,
+        "a disk that is put back from an older copy is used on",
+    ),
+    known(
+        Bug::AnswersUnconfirmed,
+        "answers-unconfirmed",
+        "quarantine",
+        I1,
+        "a peer answers before the others have said what they saw of its disk",
+    ),
+    known(
+        Bug::MarksForgotten,
+        "marks-forgotten",
+        "quarantine",
+        I1,
+        "those who heard a mark forget it in a crash",
+    ),
+    known(
+        Bug::CopyTooYoung,
+        "copy-too-young",
+        "quarantine",
+        I1,
+        "the copy holds all that the others have heard of (a stated limit)",
+    ),
 ];
 
 /// The models by name: what runs them, small or large, with a bug or without.
-pub const MODELS: [&str; 13] = [
+pub const MODELS: [&str; 14] = [
     "register",
     "lease",
     "lease-register",
@@ -302,6 +337,7 @@ pub const MODELS: [&str; 13] = [
     "moving-lost-disk",
     "forgetting",
     "quota",
+    "quarantine",
 ];
 
 fn lease(name: &str, large: bool) -> Sizes {
@@ -360,6 +396,7 @@ pub fn run(name: &str, bug: Option<&Known>, large: bool) -> Option<Report> {
         "moving-far" => run.check(Moving { far: true, ..moving }),
         "moving-lost-disk" => run.check(Moving { lost_disk: true, ballots: small, ..moving }),
         "forgetting" => run.check(Forgetting { ballots: if large { 6 } else { 4 }, bug }),
+        "quarantine" => run.check(Quarantine { ballots: if large { 4 } else { 3 }, bug }),
         "quota" => run.check(Quota { changes: if large { 4 } else { 2 }, bug }),
         other => run.check(Lease { sizes: lease(other, large), bug }),
     })

@@ -14,7 +14,7 @@ use models::production::{
 use models::{ALL, BUGS, Known, MODELS, run};
 
 /// States below which a run would have tried too little, for each model in its small size.
-const AT_LEAST: [(&str, usize); 13] = [
+const AT_LEAST: [(&str, usize); 14] = [
     ("register", 9_000),
     ("lease", 21_000),
     ("lease-register", 270_000),
@@ -28,6 +28,7 @@ const AT_LEAST: [(&str, usize); 13] = [
     ("moving-lost-disk", 8_800),
     ("forgetting", 19_000),
     ("quota", 110_000),
+    ("quarantine", 1_000),
 ];
 
 fn holds(name: &str) {
@@ -81,6 +82,13 @@ fn forgetting_holds() {
 #[test]
 fn quotas_hold() {
     holds("quota");
+}
+
+/// A disk that is put back from an older copy answers for nothing.
+#[test]
+fn the_quarantine_holds() {
+    holds("quarantine");
+    finds(&["quarantine"]);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! `simulate trace`: a trace of real jobs under Starling and under others, in one run, with one table.
 #![allow(dead_code, reason = "shared by the tests and the command, which read different parts of it")]
 
-mod agenda;
+pub mod agenda;
 pub mod load;
 pub mod mesh;
 mod picture;

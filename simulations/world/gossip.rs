@@ -66,6 +66,7 @@ impl World {
                 _ => Liveness::Lost,
             };
             reached += usize::from(i != me && liveness == Liveness::Alive);
+            let draining = heard.as_ref().is_some_and(|(_, soft)| soft.draining);
             let report = heard.map(|(at, soft)| Report {
                 peer: other.name.clone(),
                 store: other.store,
@@ -85,7 +86,7 @@ impl World {
                 store: other.store,
                 witness: false,
                 liveness,
-                draining: false,
+                draining,
                 report: report.map(Arc::new),
             };
             view.members.insert(other.name.clone(), member);

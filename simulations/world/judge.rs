@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use starling::base::{JobId, Span};
 use starling::core::api::AttemptKey;
 use starling::model::{JobRecord, JobState};
+use starling::surface::linear::Verdict;
+use starling::surface::linear::job::JobHistory;
 
 use super::guards::Execution;
 use super::users::Act;
 use super::{Event, World, shapes};
-use crate::linear::Verdict;
-use crate::linear_job::JobHistory;
 
 /// What a run showed.
 #[derive(Debug, Clone, Default)]
@@ -161,19 +161,19 @@ impl World {
         }
     }
 
-    fn newest(&self, job: &JobId) -> Option<&JobRecord> {
+    pub(super) fn newest(&self, job: &JobId) -> Option<&JobRecord> {
         let hints = self.machines.iter().filter_map(|m| m.core.as_ref()?.hint(job));
         hints.max_by_key(|r| (r.version, r.state.is_final()))
     }
 
     fn all_final(&self) -> bool {
         self.machines.iter().all(|m| m.attempts.is_empty())
-            && self
-                .users
-                .jobs
-                .iter()
-                .filter(|j| j.answered)
-                .all(|j| j.id.is_some_and(|id| self.newest(&id).is_some_and(|r| r.state.is_final())))
+            && self.users.jobs.iter().filter(|j| j.answered).all(|j| j.id.is_some_and(|id| self.is_over(&id)))
+    }
+
+    /// As far as the homes' last accepted values show; or nobody knows it any more.
+    fn is_over(&self, job: &JobId) -> bool {
+        self.newest(job).map_or(self.scenario.retain.is_some(), |r| r.state.is_final())
     }
 
     /// After the healing: waits for all jobs to end, then has all of them read again. False when the run is
@@ -240,6 +240,7 @@ impl World {
             }
             seen.linear_ops += job.ops.len();
             let history = JobHistory::new(job.ops);
+            let history = if self.scenario.retain.is_some() { history.that_is_forgotten() } else { history };
             match history.check() {
                 Verdict::Linearizable { .. } => {}
                 Verdict::GaveUp { .. } => seen.undecided += 1,
@@ -257,6 +258,17 @@ impl World {
 
     fn judge_end(&mut self, n: usize, job: &super::users::UserJob, finished: bool, seen: &mut Outcomes) {
         let id = job.id.unwrap_or_default();
+        if job.gone {
+            // Whatever was read of it before, it is gone for good, and only what had ended may go.
+            match (finished, job.cancelled) {
+                (true, _) => seen.succeeded += 1,
+                (false, true) => seen.cancelled += 1,
+                (false, false) => {
+                    self.violation(format!("S1: job {n} ({id}) is forgotten and had never finished"));
+                }
+            }
+            return;
+        }
         let Some(first) = job.last.first() else {
             let newest = self.newest(&id).map(|r| (r.version, r.state, r.reason.clone()));
             let ended = newest.as_ref().is_some_and(|(_, state, _)| state.is_final());

@@ -26,6 +26,7 @@ pub struct Soft {
     pub queue: Option<QueueReport>,
     pub contact: Option<ContactReport>,
     pub disk_full: bool,
+    pub draining: bool,
 }
 
 /// How an attempt ended here: outcome, start, end.
@@ -51,6 +52,10 @@ pub struct Machine {
     /// A sync takes up to this much longer.
     pub slow: Span,
     pub full: bool,
+    /// Its disk is another one than before since then.
+    pub replaced_at: Option<Instant>,
+    /// It was told to drain; as in production, its process knows that, and not its disk.
+    pub draining: bool,
 
     pub rate_ppm: i64,
     pub clock_base: u64,
@@ -93,6 +98,8 @@ impl Machine {
             synced_until: Instant(0),
             slow: Span::ZERO,
             full: false,
+            replaced_at: None,
+            draining: false,
             rate_ppm,
             clock_base,
             asleep: None,
@@ -183,7 +190,7 @@ impl World {
             claims_max: 3,
             jobs_max: 100_000,
             rehome_after: Span::secs(20),
-            retain: Span::secs(86_400),
+            retain: self.scenario.retain.unwrap_or(Span::secs(86_400)),
             retain_jobs: 100_000,
             nodes: shapes::nodes(),
             schedule: Default::default(),
@@ -205,6 +212,10 @@ impl World {
 
     /// The backend says what it still has, and the runtime that the disk is full if it is.
     fn adopt(&mut self, i: usize) {
+        let t = self.t;
+        if std::mem::take(&mut self.machines[i].draining) {
+            self.machines[i].publish(t, |soft| soft.draining = false);
+        }
         let running: Vec<AttemptKey> = self.machines[i].attempts.keys().copied().collect();
         let ended: Vec<AttemptKey> = self.machines[i].ended.keys().copied().collect();
         if self.machines[i].full {
@@ -361,6 +372,10 @@ impl World {
                     let at = if from_reply { m.clock(t) } else { sent_at };
                     let lease = m.leases.entry((contact, incarnation)).or_insert((at, m.slept));
                     *lease = (lease.0.max(at), m.slept);
+                    let waited = m.clock(t).since(sent_at);
+                    if self.net.late.is_some_and(|(late, by)| late == i && waited >= by) {
+                        self.at(Span::millis(1), Event::Isolate(i));
+                    }
                 }
                 _ => {}
             }

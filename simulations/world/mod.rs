@@ -53,6 +53,7 @@ pub enum Event {
     Restart(usize),
     RollBack(usize),
     Quarantine(usize, u64),
+    DrainOver(usize),
     Resume(usize, u64),
     GapOver(usize),
     DiskEasy(usize),
@@ -107,6 +108,7 @@ impl Event {
             Event::Isolate(i) => (23, *i),
             Event::RollBack(i) => (24, *i),
             Event::Quarantine(i, _) => (25, *i),
+            Event::DrainOver(i) => (26, *i),
         };
         [kind, i as u8, (i >> 8) as u8]
     }
@@ -171,6 +173,7 @@ impl World {
             rtt,
             cuts: BTreeMap::new(),
             next_cut: 0,
+            late: None,
             messages: 0,
             lost: 0,
             repeated: 0,
@@ -298,6 +301,7 @@ impl World {
                     self.quarantine(i);
                 }
             }
+            Event::DrainOver(i) => self.set_drain(i, false),
             Event::Resume(i, pause) => self.resume(i, Some(pause)),
             Event::GapOver(i) => self.gap_over(i),
             Event::DiskEasy(i) => self.machines[i].slow = Span::ZERO,

@@ -20,6 +20,7 @@ pub enum Fault {
     FullDisk,
     LostDisk,
     RollBack,
+    Drain,
 }
 
 impl World {
@@ -42,6 +43,7 @@ impl World {
             Fault::FullDisk => faults.full_disk,
             Fault::LostDisk => faults.lost_disk,
             Fault::RollBack => faults.roll_back,
+            Fault::Drain => faults.drain,
         }
     }
 
@@ -56,6 +58,7 @@ impl World {
             Fault::FullDisk,
             Fault::LostDisk,
             Fault::RollBack,
+            Fault::Drain,
         ];
         let spot = (0..self.machines.len()).filter(|i| i % 3 == 1).map(Fault::Churn);
         for fault in single.into_iter().chain(spot) {
@@ -87,6 +90,7 @@ impl World {
             Fault::FullDisk => self.fill_disk(i),
             Fault::LostDisk => return self.lose_disk(i),
             Fault::RollBack => return self.copy_disk(i),
+            Fault::Drain => self.drain(i),
         }
         self.again(fault, Span::ZERO);
     }
@@ -130,6 +134,7 @@ impl World {
             self.stop_machine(i);
         }
         let store = StoreId(self.rng.bytes16());
+        let t = self.t;
         let as_old = self.scenario.bug == Some(Bug::NewDiskAsOld);
         let m = &mut self.machines[i];
         (m.disk, m.flushed) = (DiskImage::default(), DiskImage::default());
@@ -137,6 +142,7 @@ impl World {
             m.ended.clear();
             m.ever_started.clear();
         }
+        m.replaced_at = Some(t);
         if !as_old {
             (m.store, m.boot, m.starts) = (store, 0, 0);
         }
@@ -186,8 +192,9 @@ impl World {
     pub(super) fn quarantine(&mut self, i: usize) {
         self.fault("quarantine");
         self.stop_process(i);
-        let store = StoreId(self.rng.bytes16());
+        let (t, store) = (self.t, StoreId(self.rng.bytes16()));
         let m = &mut self.machines[i];
+        m.replaced_at = Some(t);
         let rows = m.disk.tables.iter().flat_map(|(table, rows)| {
             rows.iter().map(|(k, v)| Write { table: *table, key: k.clone(), value: Some(v.clone()) })
         });
@@ -280,6 +287,34 @@ impl World {
         }
     }
 
+    // Operators.
+
+    /// An operator lets a cluster drain for a while.
+    fn drain(&mut self, i: usize) {
+        if !self.runs(i) || self.machines[i].draining {
+            return;
+        }
+        self.fault("drain");
+        self.set_drain(i, true);
+        let lasts = Span::secs(1) + self.around(Span::secs(8));
+        self.at(lasts, Event::DrainOver(i));
+    }
+
+    pub(super) fn set_drain(&mut self, i: usize, draining: bool) {
+        if self.machines[i].draining == draining {
+            return;
+        }
+        if !self.runs(i) {
+            // Nobody answers the operator, who tries again.
+            return self.at(Span::secs(1), Event::DrainOver(i));
+        }
+        let t = self.t;
+        self.machines[i].draining = draining;
+        self.machines[i].publish(t, |soft| soft.draining = draining);
+        self.note(|w| format!("{} drains: {draining}", w.machines[i].name));
+        self.input(i, Input::Drain(draining));
+    }
+
     // Links.
 
     fn cut_for(&mut self, cut: Cut, lasts: Span) {
@@ -312,10 +347,14 @@ impl World {
             Shape::Pair => Cut::Pair { a, b, one_way },
             Shape::Ring => Cut::Ring { reach: (n / 4).max(1) },
             Shape::LateThenGone => {
-                let (late, gap) = (self.scenario.renew_every.scale(2, 1), Span::secs(4));
-                self.at(late + gap, Event::Isolate(a));
-                let deaf = Cut::Sides { side: (0..n).map(|i| i != a).collect(), one_way: true };
-                return self.cut_for(deaf, late);
+                // One that runs something, and nobody else meanwhile.
+                let busiest = (0..n).max_by_key(|i| (self.machines[*i].attempts.len(), *i)).unwrap_or(a);
+                let a = if self.net.late.is_some() { return } else { busiest };
+                let late = self.scenario.renew_every.scale(2, 1);
+                self.net.late = Some((a, late));
+                self.fault("late-then-alone");
+                self.note(|_| format!("LATE by {late}: all that comes to {a}"));
+                return self.at(late.scale(3, 1), Event::Isolate(a));
             }
         };
         self.fault(match (&cut, one_way) {
@@ -335,7 +374,8 @@ impl World {
     }
 
     pub(super) fn isolate(&mut self, a: usize) {
-        if !self.healed {
+        // It was alone as soon as an answer had come late enough.
+        if self.net.late.take().is_some_and(|(late, _)| late == a) && !self.healed {
             let alone =
                 Cut::Sides { side: (0..self.machines.len()).map(|i| i == a).collect(), one_way: false };
             self.cut_for(alone, self.scenario.cut_for);
@@ -364,11 +404,13 @@ impl World {
         self.healed = true;
         self.healed_at = self.t;
         self.net.cuts.clear();
+        self.net.late = None;
         self.note(|_| "HEALS".into());
         for i in 0..self.machines.len() {
             self.machines[i].slow = Span::ZERO;
             self.resume(i, None);
             self.set_full(i, false);
+            self.set_drain(i, false);
             if self.machines[i].core.is_none() {
                 self.boot(i);
             }

@@ -103,6 +103,8 @@ pub struct Network {
     pub next_cut: u64,
     /// What cannot go straight goes through a peer that reaches both, as in production.
     pub relays: bool,
+    /// All that comes to this peer takes so much longer.
+    pub late: Option<(usize, Span)>,
     pub messages: u64,
     pub lost: u64,
     pub repeated: u64,
@@ -128,7 +130,8 @@ impl World {
         let jitter = self.rng.below(way.0 / 5 + 300);
         let late = !self.healed && self.rng.chance(self.scenario.faults.reorder);
         let late = if late { self.rng.below(3_000_000) } else { 0 };
-        Span(way.0 + jitter + late)
+        let queued = self.net.late.filter(|(i, _)| *i == to).map_or(0, |(_, by)| by.0);
+        Span(way.0 + jitter + late + queued)
     }
 
     pub(super) fn post(&mut self, from: usize, to: &PeerName, message: Message) {

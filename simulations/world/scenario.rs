@@ -27,6 +27,10 @@ pub struct Scenario {
     pub cut_for: Span,
     /// All cuts have this shape, both ways, and nothing is relayed around them.
     pub only_cut: Option<Shape>,
+    /// Of so many jobs one has `grace: never`; zero is none. An operator looks after these.
+    pub never_of: u64,
+    /// Ended records are kept for this long only.
+    pub retain: Option<Span>,
     /// A planted bug, to show that the judge finds it.
     pub bug: Option<Bug>,
     /// GPUs that the tenant of all jobs may run at once, over all clusters.
@@ -74,10 +78,12 @@ pub struct Faults {
     pub roll_back: Span,
     /// Views lag by up to this.
     pub stale_gossip: Span,
+    /// Mean time between clusters that are told to drain, for a while.
+    pub drain: Span,
 }
 
 /// Names for `--without`, in the order of `Faults`.
-pub const FAULTS: [&str; 16] = [
+pub const FAULTS: [&str; 17] = [
     "loss",
     "duplicate",
     "late-duplicate",
@@ -94,6 +100,7 @@ pub const FAULTS: [&str; 16] = [
     "lost-disk",
     "roll-back",
     "stale-gossip",
+    "drain",
 ];
 
 impl Faults {
@@ -114,10 +121,11 @@ impl Faults {
         lost_disk: Span::ZERO,
         roll_back: Span::ZERO,
         stale_gossip: Span::ZERO,
+        drain: Span::ZERO,
     };
 
     /// Each fault is on in about half of the seeds, at an intensity of its own.
-    pub fn draw(rng: &mut Rng) -> Self {
+    pub fn draw(rng: &mut Rng, more: &mut Rng) -> Self {
         let mut chance = |p: f64, max: f64| {
             let (on, x) = (rng.chance(p), rng.unit());
             if on { max * x * x } else { 0.0 }
@@ -130,6 +138,7 @@ impl Faults {
             let secs = low as f64 * (high as f64 / low as f64).powf(x);
             if on { Span((secs * 1e6) as u64) } else { Span::ZERO }
         };
+        let drain = if more.chance(0.3) { Span::secs(6 + more.below(25)) } else { Span::ZERO };
         let lost_disk = every(0.35, 5, 40);
         // One disk of a home set at a time.
         let roll_back = every(0.3, 3, 20);
@@ -151,6 +160,7 @@ impl Faults {
             slow_disk: every(0.4, 5, 30),
             full_disk: every(0.25, 8, 40),
             stale_gossip: every(0.4, 1, 8),
+            drain,
         }
     }
 
@@ -174,6 +184,7 @@ impl Faults {
             "lost-disk" => self.lost_disk = none.lost_disk,
             "roll-back" => self.roll_back = none.roll_back,
             "stale-gossip" => self.stale_gossip = none.stale_gossip,
+            "drain" => self.drain = none.drain,
             _ => return false,
         }
         true
@@ -211,10 +222,12 @@ pub enum Bug {
     StaleRead,
     /// Nobody remembers what was seen of a disk: one that is put back from an older copy is used on.
     NoQuarantine,
+    /// An operator says of attempts that run that they have stopped for good.
+    ConfirmedAlive,
 }
 
 impl Bug {
-    pub const ALL: [Bug; 14] = [
+    pub const ALL: [Bug; 15] = [
         Bug::NoGuard,
         Bug::GuardLate,
         Bug::SuspendWithoutBoottime,
@@ -229,6 +242,7 @@ impl Bug {
         Bug::ForgedAccept,
         Bug::StaleRead,
         Bug::NoQuarantine,
+        Bug::ConfirmedAlive,
     ];
 
     pub fn name(self) -> &'static str {
@@ -247,6 +261,7 @@ impl Bug {
             Bug::ForgedAccept => "forged-accept",
             Bug::StaleRead => "stale-read",
             Bug::NoQuarantine => "no-quarantine",
+            Bug::ConfirmedAlive => "confirmed-alive",
         }
     }
 
@@ -268,7 +283,7 @@ pub enum Shape {
     One,
     Pair,
     Ring,
-    /// One peer hears nothing for two renewal periods, then all for a moment, then it is alone.
+    /// All that comes to one peer is late by two renewal periods; once a renewal was answered so, it is alone.
     LateThenGone,
 }
 
@@ -297,7 +312,15 @@ impl Scenario {
         let peers = fixed.peers.unwrap_or(peers);
         let few = peers < 3;
         let jobs = if few { 3 + rng.below(4) } else { 6 + rng.below(10) };
-        let mut faults = Faults::draw(&mut rng);
+        // What came later is drawn apart, so that seeds of before stay what they were.
+        let mut more = Rng::new(seed ^ 0x6d6f_7265);
+        let (never, retain) = (more.chance(0.35), more.chance(0.3));
+        let never_of = if never { 1 + more.below(4) } else { 0 };
+        let retain = retain.then(|| Span::secs(2 + more.below(25)));
+        let mut faults = Faults::draw(&mut rng, &mut more);
+        if fixed.bug.is_some() {
+            faults.drain = Span::ZERO;
+        }
         if few {
             // A record of one or two homes does not outlive one of their disks.
             (faults.lost_disk, faults.roll_back) = (Span::ZERO, Span::ZERO);
@@ -321,6 +344,8 @@ impl Scenario {
             faults,
             cut_for,
             only_cut: None,
+            never_of: if fixed.bug.is_some() { 0 } else { never_of },
+            retain: retain.filter(|_| fixed.bug.is_none()),
             bug: fixed.bug,
             limit: fixed.limited.then_some(8 + (seed % 9) as u32),
             limit_told_wrong: 0,
@@ -338,7 +363,7 @@ impl Scenario {
                 self.grace = Span::secs(4);
                 self.cut_long(Shape::One, Span::secs(14));
             }
-            // A renewal's answer can be late by three periods.
+            // A renewal's answer counts up to three periods after it was sent.
             Bug::LeaseFromReply => {
                 (self.grace, self.renew_every) = (Span::secs(35), Span::secs(10));
                 self.cut_long(Shape::LateThenGone, Span::secs(45));
@@ -364,6 +389,7 @@ impl Scenario {
                 (self.faults.roll_back, self.faults.loss) = (Span::secs(6), 0.15);
                 self.faults.lost_disk = Span::ZERO;
             }
+            Bug::ConfirmedAlive => self.never_of = 1,
             Bug::ForgedAccept | Bug::StaleRead => self.faults.partition = Span::secs(8),
         }
         self

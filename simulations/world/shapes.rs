@@ -40,7 +40,7 @@ pub fn capacity(region: usize) -> CapacityReport {
     }
 }
 
-pub fn spec(name: &str, gpus: u32, grace: Span) -> JobSpec {
+pub fn spec(name: &str, gpus: u32, grace: Option<Span>) -> JobSpec {
     JobSpec {
         name: name.into(),
         tenant: TENANT.into(),
@@ -56,7 +56,7 @@ pub fn spec(name: &str, gpus: u32, grace: Span) -> JobSpec {
         communication: Communication::Sync,
         max_runtime: None,
         retries: 0,
-        on_lost_contact: OnLostContact { grace: Some(grace), then: Then::Restart },
+        on_lost_contact: OnLostContact { grace, then: Then::Restart },
         placement: PlacementSpec::default(),
         data_sizes: Default::default(),
         groups: Default::default(),

@@ -8,11 +8,11 @@ use starling::core::api::{AttemptKey, ClientError};
 use starling::core::{ClientRequest, ClientResponse, Input};
 use starling::model::JobRecord;
 use starling::model::tenant::LimitsPatch;
+use starling::surface::linear::Interval;
+use starling::surface::linear::job::{Ask, Op, Told};
 
 use super::scenario::Bug;
 use super::{Event, World, shapes};
-use crate::linear::Interval;
-use crate::linear_job::{Ask, Op, Told};
 
 /// What a user does next, about the nth job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,6 +26,8 @@ pub enum Act {
     LastRead(usize),
     /// An operator limits the tenant, until that is answered.
     Limit,
+    /// An operator looks for attempts without a grace that have stopped for good, and says so.
+    Operate,
 }
 
 /// A job as its users know it.
@@ -40,6 +42,8 @@ pub struct UserJob {
     keeper: Option<(usize, starling::base::StoreId)>,
     pub cancelled: bool,
     pub ops: Vec<Op>,
+    /// After the world had healed nobody knew of it any more.
+    pub gone: bool,
     /// Records read after the world healed, by different peers.
     pub last: Vec<JobRecord>,
 }
@@ -74,6 +78,9 @@ impl World {
         if self.scenario.limit.is_some() {
             self.at(Span::millis(800), Event::User(Act::Limit));
         }
+        if self.scenario.never_of > 0 {
+            self.at(Span::secs(5), Event::User(Act::Operate));
+        }
         self.users.jobs = vec![UserJob::default(); self.scenario.jobs];
         for n in 0..self.scenario.jobs {
             let when = Span::secs(3) + Span(self.rng.below(chaos.0.saturating_sub(4_000_000).max(1)));
@@ -103,6 +110,7 @@ impl World {
         match act {
             Act::Submit(n) => self.submit(n),
             Act::Limit => self.limit(),
+            Act::Operate => self.operate(),
             Act::Read(n) | Act::LastRead(n) => {
                 let Some(job) = self.users.jobs[n].id else { return };
                 let Some(i) = self.any_peer() else { return };
@@ -124,6 +132,33 @@ impl World {
                 let Some(i) = self.any_peer() else { return };
                 self.users.jobs[n].cancelled = true;
                 self.ask(i, n, Ask::Cancel, ClientRequest::Cancel { job, by: format!("user {n}") }, false);
+            }
+        }
+    }
+
+    fn operate(&mut self) {
+        self.at(Span::secs(3), Event::User(Act::Operate));
+        let ids: Vec<JobId> = self.users.jobs.iter().filter_map(|j| j.id).collect();
+        for job in ids {
+            let Some(record) = self.newest(&job) else { continue };
+            let (epoch, placed) = (record.epoch, record.placement.clone());
+            let Some(placed) = placed.filter(|_| record.spec.on_lost_contact.grace.is_none()) else {
+                continue;
+            };
+            let Some(&at) = self.index.get(&placed.cluster) else { continue };
+            let (m, key) = (&self.machines[at], AttemptKey { job, epoch });
+            let runs = m.attempts.contains_key(&key);
+            let ran = self.ledger.iter().any(|e| e.job == job && e.epoch == epoch.0 && e.until.is_some());
+            // It will never be started, either: whoever was to do so has forgotten all.
+            let replaced = m.replaced_at.is_some_and(|then| placed.at.0 < then.0 / 1_000);
+            let lies = self.scenario.bug == Some(Bug::ConfirmedAlive);
+            if (runs && lies) || (!runs && (ran || replaced)) {
+                let Some(i) = self.any_peer() else { continue };
+                self.users.tokens += 1;
+                let token = self.users.tokens;
+                let request = ClientRequest::ConfirmLost { job, epoch, by: "op".into() };
+                self.fault("confirm-lost");
+                self.input(i, Input::Client { token, request });
             }
         }
     }
@@ -174,7 +209,11 @@ impl World {
         };
         let mut shape = starling::base::Rng::new(self.scenario.seed ^ (n as u64) << 32);
         let gpus = [1, 1, 2, 4, 8][shape.below(5) as usize];
-        let mut spec = Box::new(shapes::spec(&format!("job-{n}"), gpus, self.scenario.grace));
+        let key = shape.chance(0.5).then(|| format!("key-{n}"));
+        let never = self.scenario.never_of;
+        let never = never > 0 && shape.below(never) == 0;
+        let grace = (!never).then_some(self.scenario.grace);
+        let mut spec = Box::new(shapes::spec(&format!("job-{n}"), gpus, grace));
         if self.scenario.groups && shape.chance(0.7) {
             // Half of them need two clusters, where there are two.
             let sizes: [&[u32]; 4] = match self.machines.len() {
@@ -183,7 +222,6 @@ impl World {
             };
             *spec = shapes::with_groups(*spec, sizes[shape.below(4) as usize]);
         }
-        let key = shape.chance(0.5).then(|| format!("key-{n}"));
         if key.is_some() {
             self.users.jobs[n].keeper = Some((i, self.machines[i].store));
             self.users.jobs[n].key = key.clone();
@@ -242,7 +280,10 @@ impl World {
             return self.note(|_| format!("limit: {}", short(&response)));
         }
         let Some(Asked { job: n, op, last, peer }) = self.users.waiting.remove(&token) else { return };
-        let ended = matches!(&response, ClientResponse::Job(r) if r.state.is_final());
+        let gone = self.scenario.retain.is_some()
+            && matches!(response, ClientResponse::Error(ClientError::NoSuchJob(_)));
+        let ended = gone || matches!(&response, ClientResponse::Job(r) if r.state.is_final());
+        self.users.jobs[n].gone |= last && gone;
         if last && !ended {
             self.at(Span::millis(500), Event::User(Act::LastRead(n)));
         }

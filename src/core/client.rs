@@ -7,14 +7,16 @@ use ring::digest;
 use serde::{Deserialize, Serialize};
 
 use super::acceptor::{Value, ValueError};
-use super::api::{Candidate, ClientError, ClientRequest, ClientResponse, Output, Table, WhyReport, Write};
+use super::api::{
+    Candidate, ClientError, ClientRequest, ClientResponse, Now, Output, Table, WhyReport, Write,
+};
 use super::message::{Message, Origin, RecordKey};
 use super::peer::{Peer, Timer};
 use super::placement;
 use super::placement::groups::GroupPlan;
 use super::propose::{Fresh, OpResult, Task};
 use super::purpose::Purpose;
-use crate::base::{BoundedVec, Epoch, Home, JobId, PeerName, Span, TraceId, WallTime};
+use crate::base::{BoundedVec, Epoch, Home, Instant, JobId, PeerName, Span, TraceId, WallTime};
 use crate::model::record::{Birth, CancelIntent, Change, Checkpoint, MoveIntent, Refused};
 use crate::model::report::Liveness;
 use crate::model::spec::JobSpec;
@@ -27,8 +29,10 @@ const PATIENCE: Span = Span::secs(10);
 const LOCATE_WIDEN: Span = Span::millis(300);
 const LOCATE_GIVE_UP: Span = Span::secs(3);
 const LOCATE_FIRST: usize = 5;
-/// An idempotency key is kept this long (milliseconds of wall clock), and at most so many.
+/// An idempotency key is kept this long by the time of day (milliseconds), and by the clock that nobody sets;
 const KEY_KEPT_MS: u64 = 24 * 3600 * 1000;
+const KEY_KEPT_AT_LEAST: Span = Span::secs(3600);
+/// and at most so many.
 const KEYS_MAX: usize = 200_000;
 /// Bytes of a key.
 pub const KEY_BYTES_MAX: usize = 256;
@@ -39,6 +43,9 @@ struct KeyRow {
     record: JobRecord,
     spec_hash: [u8; 32],
     at: WallTime,
+    /// In memory since then.
+    #[serde(skip)]
+    since: Instant,
 }
 
 struct Locate {
@@ -68,15 +75,16 @@ fn spec_hash(spec: &JobSpec) -> [u8; 32] {
 }
 
 impl Clients {
-    pub fn recover(meta: &BTreeMap<Vec<u8>, Vec<u8>>) -> Result<Self, ValueError> {
+    pub fn recover(meta: &BTreeMap<Vec<u8>, Vec<u8>>, now: Instant) -> Result<Self, ValueError> {
         let mut clients = Clients::default();
         for (key, row) in meta {
             let Some(rest) = std::str::from_utf8(key).ok().and_then(|k| k.strip_prefix("key/")) else {
                 continue;
             };
             let Some((tenant, name)) = rest.split_once('/') else { continue };
-            let row: KeyRow =
+            let mut row: KeyRow =
                 serde_json::from_slice(row).map_err(|e| ValueError::Malformed(e.to_string()))?;
+            row.since = now;
             clients.keys.insert((tenant.to_owned(), name.to_owned()), row);
         }
         Ok(clients)
@@ -220,22 +228,20 @@ impl Peer {
     }
 
     fn remember_key(&mut self, key: String, record: &JobRecord, spec_hash: [u8; 32]) {
-        let now = self.now.wall;
-        let old: Vec<(String, String)> = self
-            .clients
-            .keys
-            .iter()
-            .filter(|(_, row)| now.0.saturating_sub(row.at.0) > KEY_KEPT_MS)
-            .map(|(k, _)| k.clone())
-            .take(64)
-            .collect();
+        let Now { mono, wall } = self.now;
+        // A caller's retry comes within minutes: one step of the time of day must not make it a second job.
+        let over = |row: &KeyRow| {
+            wall.0.saturating_sub(row.at.0) > KEY_KEPT_MS && mono.since(row.since) > KEY_KEPT_AT_LEAST
+        };
+        let old: Vec<(String, String)> =
+            self.clients.keys.iter().filter(|(_, row)| over(row)).map(|(k, _)| k.clone()).take(64).collect();
         let excess = self.clients.keys.len() >= KEYS_MAX;
         let first = self.clients.keys.keys().next().cloned().filter(|_| excess);
         for gone in old.into_iter().chain(first) {
             self.clients.keys.remove(&gone);
             self.write(Write { table: Table::Meta, key: key_row_key(&gone.0, &gone.1), value: None });
         }
-        let row = KeyRow { record: record.clone(), spec_hash, at: now };
+        let row = KeyRow { record: record.clone(), spec_hash, at: wall, since: mono };
         let bytes = serde_json::to_vec(&row).expect("a key row has only plain fields");
         let tenant = record.spec.tenant.clone();
         self.write(Write { table: Table::Meta, key: key_row_key(&tenant, &key), value: Some(bytes) });

@@ -99,7 +99,7 @@ impl Peer {
             owner: Owner::default(),
             exec: Executor::recover(&cfg, rows(Table::Attempts), rows(Table::Meta), now)?,
             contacts: Contacts::recover(rows(Table::Meta))?,
-            clients: Clients::recover(rows(Table::Meta))?,
+            clients: Clients::recover(rows(Table::Meta), now.mono)?,
             keeper: Keeper::default(),
             tenants: Tenants::recover(cfg.first_boot, rows(Table::Meta))?,
             arrays: Arrays::default(),

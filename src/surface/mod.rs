@@ -7,6 +7,7 @@ pub mod documents;
 pub mod fleet;
 pub mod incidents;
 pub mod ledger;
+pub mod linear;
 pub mod measure;
 pub mod otlp;
 pub mod seams;

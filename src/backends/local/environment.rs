@@ -19,9 +19,9 @@ const INHERITED: [&str; 7] = ["PATH", "HOME", "LANG", "USER", "TMPDIR", "TZ", "L
 /// What the client of a container runtime needs beside them.
 const CLIENT: [&str; 4] = ["XDG_RUNTIME_DIR", "DOCKER_HOST", "CONTAINER_HOST", "DBUS_SESSION_BUS_ADDRESS"];
 
-/// The guard's own environment.
+/// The guard's own environment. A test clock is the peer's and its guards', and not the jobs'.
 pub fn guard_env() -> Env {
-    inherit(Env::new(), INHERITED.iter().chain(&CLIENT))
+    inherit(Env::new(), INHERITED.iter().chain(&CLIENT).chain(&[super::clock::TEST_CLOCK]))
 }
 
 /// What this machine adds to a command.

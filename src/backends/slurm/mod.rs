@@ -5,7 +5,7 @@
 //! process takes and nobody can take again. So a batch job that was acknowledged and lost, or made twice, or
 //! requeued, never runs an attempt twice. The folder lies on a file system that the nodes share with the peer.
 //!
-//! Guards ask the peer over a TCP line how long they may live ([`super::line`]); one `squeue` per interval, for all jobs,
+//! Guards ask the peer over a TCP line how long they may live (`backends::line`); one `squeue` per interval, for all jobs,
 //! says what Slurm knows (`keeper`); what cannot be known is *unknown*, and nothing follows from it.
 
 pub mod commands;

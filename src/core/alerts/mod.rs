@@ -1,4 +1,4 @@
-//! Alerts and incidents, as pure functions over a peer's view: what is wrong ([`observe`]), what of it is one incident
+//! Alerts and incidents, as pure functions over a peer's view: what is wrong (`observe`), what of it is one incident
 //! and since when ([`Book`]), and who tells people of it ([`Line`]). docs/alerts.md says what is promised.
 //!
 //! Every peer does this for itself from what it sees and hears. Nothing here decides about jobs.

@@ -113,8 +113,7 @@ impl Peer {
         let now = self.now.wall.0;
         record.attempts.iter().rev().take(3).any(|a| {
             let bad = matches!(a.outcome, Some(Outcome::NotStarted(_) | Outcome::Refused(_) | Outcome::Lost));
-            bad && a.cluster == *cluster
-                && a.ended_at.is_some_and(|at| now.saturating_sub(at.0) < FAILED_FOR_MS)
+            bad && a.cluster == *cluster && a.ended_at.is_some_and(|at| now.abs_diff(at.0) < FAILED_FOR_MS)
         })
     }
 

@@ -132,7 +132,7 @@ fn trees(text: &str) -> Option<Vec<(Option<Kind>, Node)>> {
         }
     }
     let blank = |l: &&str| matches!(l.trim(), "" | "---") || l.trim_start().starts_with('#');
-    parts.retain(|(_, lines)| !lines.iter().all(|l| blank(&l)));
+    parts.retain(|(_, lines)| !lines.iter().all(blank));
     if parts.len() > DOCUMENTS_MAX {
         return None;
     }

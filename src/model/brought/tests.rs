@@ -610,6 +610,6 @@ proptest! {
         held(bring(text.as_bytes(), "/w"));
         let whole = include_str!("../../../docs/examples/bring/train-job.yaml");
         let end = whole.char_indices().map(|(i, _)| i).take_while(|i| *i <= cut).last().unwrap_or(0);
-        held(bring(whole[..end].as_bytes(), "/w"));
+        held(bring(&whole.as_bytes()[..end], "/w"));
     }
 }

@@ -154,6 +154,12 @@ pub async fn get(State(api): State<Api>, id: Segment) -> ApiResult<Json<JobDocum
     Ok(Json(JobDocument::new(&resolve::get(&api, job).await?, true)))
 }
 
+/// `GET /v1/jobs/{id}/record`
+pub async fn record(State(api): State<Api>, id: Segment) -> ApiResult<Json<JobRecord>> {
+    let job = resolve::resolve(&api, &id.0).await?;
+    Ok(Json(resolve::get(&api, job).await?))
+}
+
 /// `GET /v1/jobs/{id}/why`
 pub async fn why(State(api): State<Api>, id: Segment) -> ApiResult<Json<WhyDocument>> {
     let job = resolve::resolve(&api, &id.0).await?;

@@ -74,6 +74,7 @@ pub(crate) const ROUTES: &[Route] = &[
     route!("GET" "/v1/jobs/{id}" "One job, by id or the start of it (4 characters or more)" &[], JSON, get(jobs::get)),
     route!("GET" "/v1/jobs/{id}/trace" "Its trace as one tree: what the record says, and what the peers that answer noted" &[], JSON, get(trace::get)),
     route!("GET" "/v1/jobs/{id}/why" "Each cluster with the reasons for or against it" &[], JSON, get(jobs::why)),
+    route!("GET" "/v1/jobs/{id}/record" "The job's whole record, as a majority of its homes holds it" &[], JSON, get(jobs::record)),
     route!("GET" "/v1/jobs/{id}/logs" "Logs of an attempt, from the cluster that has them" LOGS, "text/plain", get(logs::logs)),
     route!("GET" "/v1/jobs/{id}/wait" "Answers when the job has ended or the time is up" &[("timeout", "string", "such as 30s; at most 10m, default 1m")], JSON, get(jobs::wait)),
     route!("POST" "/v1/jobs/{id}/cancel" "End a job" &[], JSON, post(jobs::cancel)),

@@ -22,6 +22,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::client::{Client, ClientFailure, Target};
 use super::documents::{ClusterList, JobList, SubmitDocument};
+use crate::backends::local::clock::TEST_CLOCK;
 use crate::base::{PeerName, Span};
 use crate::model::NodeCapacity;
 use crate::model::config::Config;
@@ -32,6 +33,8 @@ use crate::model::spec_input::render_spec;
 /// Regions of the clusters, in turn.
 const REGIONS: [&str; 8] =
     ["eu-central", "eu-north", "us-east", "us-west", "ap-northeast", "ap-south", "sa-east", "af-south"];
+/// In a peer's folder.
+const CLOCK_FILE: &str = "clock";
 /// A peer must answer within this after its start.
 const READY_WITHIN: Duration = Duration::from_secs(60);
 /// All peers must agree within this.
@@ -84,6 +87,11 @@ impl FleetPeer {
     /// Its state folder.
     pub fn state(&self) -> PathBuf {
         self.dir.join("state")
+    }
+
+    /// The file of its test clock: its process has one if this is there when it starts.
+    pub fn clock_file(&self) -> PathBuf {
+        self.dir.join(CLOCK_FILE)
     }
 
     /// Its process was started and nobody has waited for its end.
@@ -243,6 +251,10 @@ impl Fleet {
             .arg(peer.state());
         if let Some(join) = join {
             command.arg("--join").arg(join);
+        }
+        let clock = peer.clock_file();
+        if clock.exists() {
+            command.env(TEST_CLOCK, clock);
         }
         command.stdin(Stdio::null()).stdout(log).stderr(errors).kill_on_drop(true);
         // A group of its own: an interrupt at the keyboard is this program's to handle.

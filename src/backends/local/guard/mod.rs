@@ -428,7 +428,7 @@ impl Guard {
     fn wait(&mut self) {
         if let Some(at) = self.next_look() {
             // Zero would disarm it.
-            let at = at.0.max(1);
+            let at = clock::machine_time(at).0.max(1);
             let value = Timespec { tv_sec: (at / 1_000_000) as i64, tv_nsec: (at % 1_000_000 * 1_000) as _ };
             let never = Timespec { tv_sec: 0, tv_nsec: 0 };
             let spec = Itimerspec { it_interval: never, it_value: value };

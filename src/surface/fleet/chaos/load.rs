@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
 use super::super::{FleetError, submit};
+use super::history::{self, Begun, Histories};
 use crate::base::{Bytes, MilliCpu, PeerName, Rng, Span};
 use crate::model::spec::{
     CheckpointSpec, JobSpec, OnLostContact, PlacementSpec, Policy, Resources, Run, Then,
@@ -15,6 +16,7 @@ use crate::model::spec::{
 use crate::model::spec_input::parse_spec;
 use crate::surface::client::{Client, ClientFailure};
 use crate::surface::documents::boottime_now;
+use crate::surface::linear::job::{Ask, Told};
 
 /// A caller's patience with one request.
 const ANSWER_WITHIN: Duration = Duration::from_secs(8);
@@ -86,6 +88,8 @@ pub struct Sent {
     pub at_us: u64,
     /// Why it was given up, if it was.
     pub given_up: Option<String>,
+    /// A user asked for its end, and a peer may have heard it.
+    pub cancelled: bool,
 }
 
 /// What callers went through.
@@ -95,6 +99,8 @@ pub struct Troubles {
     pub unknown: AtomicU64,
     /// Requests that were refused or found nobody, and taken to another peer.
     pub refused: AtomicU64,
+    /// What was asked and told, job by job.
+    pub histories: Histories,
 }
 
 /// Submits jobs, at random moments and peers, until `length` has passed; gives them back when each has been
@@ -128,7 +134,7 @@ pub async fn submit_all(
             until: begun + length + patience,
             troubles: troubles.clone(),
         };
-        callers.spawn(caller.submit(spec));
+        callers.spawn(caller.use_job(spec));
     }
     let mut all = callers.join_all().await;
     all.sort_by_key(|s| s.at_us);
@@ -144,16 +150,30 @@ struct Caller {
 }
 
 impl Caller {
+    /// Submits a job, then reads it at any peers, and at times asks for its end.
+    async fn use_job(mut self, spec: JobSpec) -> Sent {
+        let mut sent = self.submit(&spec).await;
+        if let Some(id) = &sent.id {
+            let histories = &self.troubles.histories;
+            sent.cancelled =
+                history::use_job(&self.clients, histories, &mut self.rng, (&sent.name, id)).await;
+        }
+        sent
+    }
+
     /// Asks until there is an answer. Where the outcome of a request is unknown, the same peer is asked again,
     /// since it is the one that keeps the key; where nothing was done, another one is.
-    async fn submit(mut self, spec: JobSpec) -> Sent {
+    async fn submit(&mut self, spec: &JobSpec) -> Sent {
         let at_us = boottime_now().0;
-        let mut sent = Sent { name: spec.name.clone(), id: None, at_us, given_up: None };
+        let mut sent = Sent { name: spec.name.clone(), id: None, at_us, given_up: None, cancelled: false };
         let mut at = self.rng.below(self.clients.len() as u64) as usize;
         let mut bound = false;
+        let histories = &self.troubles.histories;
         loop {
-            match submit(&self.clients[at], &spec, &self.key, ANSWER_WITHIN).await {
+            let begun = Begun::now();
+            match submit(&self.clients[at], spec, &self.key, ANSWER_WITHIN).await {
                 Ok(id) => {
+                    histories.told(&sent.name, begun, Ask::Submit, Told::Submitted);
                     sent.id = Some(id);
                     return sent;
                 }
@@ -167,6 +187,7 @@ impl Caller {
                 }
                 Err(ClientFailure::Unreachable(..) | ClientFailure::Api(503, _)) => {}
                 Err(_) => {
+                    histories.unknown(&sent.name, begun, Ask::Submit);
                     self.troubles.unknown.fetch_add(1, Ordering::Relaxed);
                     bound = true;
                 }

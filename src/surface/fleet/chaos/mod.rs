@@ -1,23 +1,30 @@
 //! `starling chaos`: real peers under faults that follow from a seed, real jobs, and a judgement from what
 //! the jobs themselves wrote.
 
+mod bounds;
 mod disks;
 mod guards;
+mod history;
 mod load;
+mod machines;
 mod nemesis;
 mod page;
 mod plan;
 mod summary;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+pub use bounds::{Bounds, Spread};
 pub use disks::Disks;
 pub use guards::kill_guards;
+pub use history::{Checked, Histories, cancel, read, submitted};
 pub use load::{Sent, Troubles, Yard};
+pub use machines::{Clocks, suspend, wake};
 pub use plan::{Fault, Planned, plan};
 pub use summary::ChaosSummary;
 
@@ -25,10 +32,11 @@ use self::nemesis::Shared;
 use super::network::{Host, Network};
 use super::{Fleet, FleetError, Shape, block, demo, io, temporary_dir};
 use crate::base::{Bytes, Span};
+use crate::model::JobState;
 use crate::model::config::{Config, ShutdownJobs};
 use crate::surface::cli::ChaosArgs;
 use crate::surface::documents::{JobDocument, JobList, boottime_now};
-use crate::surface::ledger::{self, Entry, Expected};
+use crate::surface::ledger::{self, Entry, Expected, Verdict};
 
 /// How long jobs go on without contact, and what goes with it, so that minutes suffice.
 pub const GRACE: Span = Span::secs(8);
@@ -52,9 +60,9 @@ const EXIT_INTERRUPTED: u8 = 130;
 
 /// What is not tried, said each time.
 const LEFT_OUT: [&str; 3] = [
-    "clock steps (this machine shifts a boot clock only at a process's start, and the binary has no test clock)",
     "late, doubled and reordered packets (no netem here)",
-    "a stopped or suspended job (only its peer is stopped)",
+    "a job that writes in the moment between a machine's waking and its guard's look (only output that compares epochs is safe then)",
+    "certificates under a false time of day (the clocks that are set are the peers' and guards', not the TLS library's)",
 ];
 
 /// How long the others wait after the last sign of a cluster until they take its jobs.
@@ -115,16 +123,20 @@ pub fn adapt(i: u32, config: &mut Config) {
 /// A mesh in namespaces, each peer with a disk of its own. Its parts end in this order.
 struct Stage {
     fleet: Fleet,
+    clocks: Clocks,
     network: Network,
     disks: Disks,
 }
 
 impl Stage {
-    async fn set(network: Network, dir: &Path) -> Result<Self, FleetError> {
+    async fn set(network: Network, dir: &Path, seed: u64) -> Result<Self, FleetError> {
         let peers = u32::try_from(network.hosts.len()).unwrap_or(u32::MAX);
         let disks = Disks::new((1..=peers).map(|i| dir.join(format!("c{i}/state"))), DISK_MIB)?;
+        let files = (1..=peers).map(|i| dir.join(format!("c{i}/clock"))).collect();
+        let rates = plan::rates(seed, network.hosts.len());
+        let clocks = Clocks::new(files, &rates).map_err(io("the clocks"))?;
         let fleet = start(peers, &network.hosts, dir, None).await?;
-        Ok(Self { fleet, network, disks })
+        Ok(Self { fleet, clocks, network, disks })
     }
 }
 
@@ -188,7 +200,7 @@ async fn perform(
     dir: &Path,
     network: Network,
 ) -> Result<ChaosSummary, FleetError> {
-    let mut stage = Stage::set(network, dir).await?;
+    let mut stage = Stage::set(network, dir, args.seed).await?;
     eprintln!("{} peers agree, each in its own network namespace; it begins", stage.fleet.peers.len());
     let (begun, begun_us) = (Instant::now(), boottime_now().0);
     let diary = Shared::default();
@@ -202,11 +214,11 @@ async fn perform(
     let clients: Vec<_> = stage.fleet.peers.iter().map(|p| p.client.clone()).collect();
     let troubles = Arc::new(Troubles::default());
     let say = |text: &str| eprintln!("{:>6.1} s  {text}", begun.elapsed().as_secs_f64());
-    let Stage { fleet, network, disks } = &mut stage;
+    let Stage { fleet, clocks, network, disks } = &mut stage;
     let faults = async {
         tokio::try_join!(
             nemesis::cut(network, planned, begun, &diary, &say),
-            nemesis::strike(fleet, disks, planned, begun, &diary, &say),
+            nemesis::strike(fleet, (disks, clocks), planned, begun, &diary, &say),
         )?;
         tokio::time::sleep(length.saturating_sub(begun.elapsed())).await;
         say("all is healed; the rest of the jobs");
@@ -217,14 +229,18 @@ async fn perform(
     let ((), sent) = tokio::try_join!(faults, submits)?;
     let jobs = settle(&mut stage.fleet, &sent, &diary).await?;
 
-    let expected: Vec<Expected> =
-        sent.iter().filter_map(|s| s.id.clone()).map(|job| Expected { job, ranks: 1 }).collect();
-    let verdict = ledger::judge(std::slice::from_ref(&yard.ledger), &expected).map_err(io("the ledger"))?;
-    let entries = read_all(&yard.ledger)?;
+    history::read_all(&clients, &troubles.histories, &sent).await;
+
+    let (entries, malformed) = read_all(&yard.ledger)?;
+    let verdict = judged(&entries, malformed, &sent, &jobs);
     let diary = diary.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
     let mut summary = ChaosSummary::new(args, &verdict, &sent, &jobs, &diary);
     (summary.unknown, summary.refused) =
         (troubles.unknown.load(Ordering::Relaxed), troubles.refused.load(Ordering::Relaxed));
+    // Nobody asks any more.
+    let histories = Arc::into_inner(troubles).map(|t| t.histories.check()).unwrap_or_default();
+    summary.histories(&histories);
+    summary.bounds = bounds::measure(&entries, &diary);
     summary.measure(&entries);
     summary.seconds = begun.elapsed().as_secs_f64();
     if let Some(file) = &args.report {
@@ -243,7 +259,7 @@ async fn perform(
             stage.disks.keep(i, &peer.dir.join("state-kept")).map_err(io("keeping a state folder"))?;
         }
     }
-    let Stage { fleet, network, disks } = stage;
+    let Stage { fleet, network, disks, .. } = stage;
     fleet.stop(true).await;
     drop((network, disks));
     Ok(summary)
@@ -271,10 +287,42 @@ async fn settle(fleet: &mut Fleet, sent: &[Sent], diary: &Shared) -> Result<Vec<
     Ok(jobs)
 }
 
-fn read_all(path: &Path) -> Result<Vec<Entry>, FleetError> {
-    let mut entries = Vec::new();
-    match ledger::read(path, |entry| entries.extend(entry)) {
+/// The ledger's verdict: every job that was not ended on somebody's word was done once; none of the others ran twice,
+/// either.
+fn judged(entries: &[Entry], malformed: u64, sent: &[Sent], jobs: &[JobDocument]) -> Verdict {
+    let ended: BTreeSet<String> =
+        jobs.iter().filter(|j| j.state == JobState::Cancelled).map(|j| j.id.to_string()).collect();
+    let cancelled = |job: &String| ended.contains(job);
+    let expected = sent.iter().filter(|s| !(s.cancelled && s.id.as_ref().is_some_and(cancelled)));
+    let expected: Vec<Expected> =
+        expected.filter_map(|s| s.id.clone()).map(|job| Expected { job, ranks: 1 }).collect();
+    let (others, main): (Vec<Entry>, Vec<Entry>) = entries
+        .iter()
+        .cloned()
+        .partition(|e| ended.contains(&e.job) && expected.iter().all(|x| x.job != e.job));
+    let mut verdict = ledger::judge_entries(&main, &expected);
+    let short = ledger::judge_entries(&others, &[]);
+    verdict.run_twice += short.run_twice;
+    verdict.overlaps += short.overlaps;
+    verdict.stale_writes += short.stale_writes;
+    verdict.gaps += short.gaps;
+    verdict.repeats += short.repeats;
+    verdict.moved += short.moved;
+    verdict.again += short.again;
+    verdict.notes.extend(short.notes);
+    verdict.malformed = malformed;
+    verdict
+}
+
+/// All entries, and how many lines are none.
+fn read_all(path: &Path) -> Result<(Vec<Entry>, u64), FleetError> {
+    let (mut entries, mut malformed) = (Vec::new(), 0);
+    let read = ledger::read(path, |entry| match entry {
+        Some(entry) => entries.push(entry),
+        None => malformed += 1,
+    });
+    match read {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(io("the ledger")(e)),
-        _ => Ok(entries),
+        _ => Ok((entries, malformed)),
     }
 }

@@ -11,6 +11,7 @@ use super::super::network::Network;
 use super::super::{Fleet, FleetError, io};
 use super::disks::Disks;
 use super::guards::kill_guards;
+use super::machines::{Clocks, suspend, wake};
 use super::plan::{Fault, HEALED_FOR, Planned, STORM};
 use crate::base::Span;
 use crate::surface::documents::boottime_now;
@@ -35,6 +36,8 @@ pub struct Act {
     pub network: bool,
     /// What, and what came of it.
     pub text: String,
+    /// The cluster that was lost by it.
+    pub loses: Option<usize>,
 }
 
 /// What was done and what was seen meanwhile.
@@ -50,6 +53,8 @@ pub struct Diary {
     pub disk_exits: u64,
     /// Guards that were killed.
     pub guards_killed: u64,
+    /// Peers that were told to end: which, when (boot-time microseconds).
+    pub stops: Vec<(usize, u64)>,
 }
 
 /// Shared by the two tasks.
@@ -67,6 +72,7 @@ fn note(diary: &Shared, begun: u64, planned: &Planned, peers: usize, more: &str)
         peers: planned.fault.hits(peers),
         network: planned.fault.cuts(),
         text,
+        loses: planned.fault.loses(),
     };
     with(diary, |d| {
         d.faults += planned.fault.acts(peers);
@@ -126,7 +132,7 @@ pub async fn cut(
 /// The processes' and disks' part of the plan. Afterwards every peer runs.
 pub async fn strike(
     fleet: &mut Fleet,
-    disks: &Disks,
+    (disks, clocks): (&Disks, &mut Clocks),
     plan: &[Planned],
     begun: Instant,
     diary: &Shared,
@@ -137,7 +143,7 @@ pub async fn strike(
         keeper.until(begun, planned.at).await?;
         say(&planned.to_string());
         let from = boottime_now().0;
-        let more = keeper.strike(disks, planned, begun).await?;
+        let more = keeper.strike((disks, clocks), planned, begun).await?;
         note(diary, from, planned, keeper.fleet.peers.len(), &more);
     }
     Ok(())
@@ -192,7 +198,7 @@ impl Keeper<'_> {
 
     async fn strike(
         &mut self,
-        disks: &Disks,
+        (disks, clocks): (&Disks, &mut Clocks),
         planned: &Planned,
         begun: Instant,
     ) -> Result<String, FleetError> {
@@ -229,6 +235,22 @@ impl Keeper<'_> {
                 self.start(p)?;
                 return Ok(more);
             }
+            Fault::Stop(p) => {
+                let took = self.stop(p).await?;
+                self.until(begun, end).await?;
+                self.start(p)?;
+                return Ok(format!(" (it had ended after {:.1} s)", took.as_secs_f64()));
+            }
+            Fault::Sleep(p) => {
+                let Some(netns) = self.fleet.peers[p].netns.clone() else { return Ok(String::new()) };
+                let n = suspend(&netns);
+                self.until(begun, end).await?;
+                wake(&netns).await;
+                return Ok(format!(" ({n} processes)"));
+            }
+            Fault::Clock { peer, rate_ppm, wall_s } => {
+                clocks.set(peer, rate_ppm, wall_s).map_err(io("setting a clock"))?;
+            }
             _ => {}
         }
         Ok(String::new())
@@ -247,19 +269,26 @@ impl Keeper<'_> {
         " (there was none)".into()
     }
 
+    /// SIGTERM, and the end; how long that took.
+    async fn stop(&mut self, i: usize) -> Result<Duration, FleetError> {
+        let begun = Instant::now();
+        self.down.insert(i);
+        with(self.diary, |d| d.stops.push((i, boottime_now().0)));
+        let well = self.fleet.terminate(i, ENDS_WITHIN).await?;
+        if !well {
+            let name = &self.fleet.peers[i].name;
+            let text = format!("{name} did not end well within {ENDS_WITHIN:?} of its SIGTERM");
+            with(self.diary, |d| d.crashes.push(text));
+        }
+        Ok(begun.elapsed())
+    }
+
     async fn roll(&mut self, lasts: Span) -> Result<String, FleetError> {
         let peers = self.fleet.peers.len();
         let mut slowest = Duration::ZERO;
         for i in 0..peers {
             let begun = Instant::now();
-            self.down.insert(i);
-            let well = self.fleet.terminate(i, ENDS_WITHIN).await?;
-            slowest = slowest.max(begun.elapsed());
-            if !well {
-                let name = &self.fleet.peers[i].name;
-                let text = format!("{name} did not end well within {ENDS_WITHIN:?} of its SIGTERM");
-                with(self.diary, |d| d.crashes.push(text));
-            }
+            slowest = slowest.max(self.stop(i).await?);
             self.start(i)?;
             self.until(begun, lasts.scale(1, peers as u64)).await?;
         }

@@ -99,7 +99,8 @@ fn css() -> String {
 }
 
 fn figures(out: &mut String, s: &ChaosSummary) {
-    let rows: [(&str, String); 13] = [
+    let longest = |s: &super::bounds::Spread| format!("{:.1} s of {:.1} s", s.most_s, s.bound_s);
+    let rows: [(&str, String); 18] = [
         ("faults", s.faults.to_string()),
         ("submitted", s.submitted.to_string()),
         ("succeeded", s.succeeded.to_string()),
@@ -112,6 +113,11 @@ fn figures(out: &mut String, s: &ChaosSummary) {
         ("not final", s.not_final.to_string()),
         ("crashes", s.crashes.to_string()),
         ("unknown answers", s.unknown.to_string()),
+        ("cancelled", s.cancelled.to_string()),
+        ("operations in order", s.operations.to_string()),
+        ("histories broken", s.not_linearizable.to_string()),
+        ("loss to next step, alone", longest(&s.bounds.lost)),
+        ("clean stop to next step", longest(&s.bounds.stopped)),
         ("longest pause", format!("{:.1} s", s.longest_pause_s)),
     ];
     out.push_str("<dl>");
@@ -303,10 +309,17 @@ mod tests {
             findings: vec!["<script>".into()],
             ..ChaosSummary::default()
         };
-        let act =
-            Act { from_us: 10, to_us: 2_000_000, peers: vec![1], network: true, text: "cut & run".into() };
+        let act = Act {
+            from_us: 10,
+            to_us: 2_000_000,
+            peers: vec![1],
+            network: true,
+            text: "cut & run".into(),
+            loses: None,
+        };
         let diary = Diary { acts: vec![act], ..Diary::default() };
-        let sent = [Sent { name: "j-1".into(), id: Some("id".into()), at_us: 5, given_up: None }];
+        let sent =
+            [Sent { name: "j-1".into(), id: Some("id".into()), at_us: 5, given_up: None, cancelled: false }];
         let entries = [
             entry("id", Kind::Begin, 1, "c2", 10, 10),
             entry("id", Kind::Step, 1, "c2", 10, 900_000),
@@ -337,6 +350,7 @@ mod tests {
                 id: Some(format!("id-{n}")),
                 at_us: n as u64,
                 given_up: None,
+                cancelled: false,
             })
             .collect();
         let last = format!("id-{}", JOBS_MAX + 4);

@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
+use super::RHO_MILLI;
 use crate::base::{Rng, Span};
 
 /// One thing that goes wrong. Peers are counted from 0.
@@ -37,7 +38,23 @@ pub enum Fault {
     KillGuards(usize),
     /// SIGKILL to the peer and to its guards; the peer is started again at the end.
     KillBoth(usize),
+    /// SIGTERM, the end, and a start at the end.
+    Stop(usize),
+    /// The whole machine sleeps: its peer, guards and jobs stand still while the boot clock goes on.
+    Sleep(usize),
+    /// The machine's clock: the time of day jumps by this, and the boot clock runs at another rate from now on.
+    Clock {
+        /// Whose.
+        peer: usize,
+        /// So many millionths faster than true time.
+        rate_ppm: i64,
+        /// Of the time of day, from the true one.
+        wall_s: i64,
+    },
 }
+
+/// Steps of the time of day: seconds, an hour, most of a day, weeks.
+const WALL_STEPS_S: [i64; 4] = [2, 3_600, 72_000, 1_728_000];
 
 /// Starts of one storm.
 pub const STORM: usize = 4;
@@ -57,7 +74,10 @@ impl Fault {
             | Self::DiskFull(p)
             | Self::Storm(p)
             | Self::KillGuards(p)
-            | Self::KillBoth(p) => vec![*p],
+            | Self::KillBoth(p)
+            | Self::Stop(p)
+            | Self::Sleep(p)
+            | Self::Clock { peer: p, .. } => vec![*p],
         }
     }
 
@@ -79,6 +99,15 @@ impl Fault {
         let near = |a: usize, b: usize| (a + 1) % peers == b || (b + 1) % peers == a;
         let all = (0..peers).flat_map(|a| (0..peers).map(move |b| (a, b)));
         all.filter(|(a, b)| a != b && !near(*a, *b)).collect()
+    }
+
+    /// A cluster whose attempts nobody renews meanwhile.
+    pub fn loses(&self) -> Option<usize> {
+        match self {
+            Self::Kill(p) | Self::KillBoth(p) | Self::Pause(p) | Self::Sleep(p) => Some(*p),
+            Self::Apart(side) if side.len() == 1 => side.first().copied(),
+            _ => None,
+        }
     }
 
     /// How often something is done to somebody.
@@ -113,6 +142,12 @@ impl fmt::Display for Fault {
             Self::Rolling => f.write_str("restart all with SIGTERM, one by one"),
             Self::KillGuards(p) => write!(f, "SIGKILL to the guards at {}", name(p)),
             Self::KillBoth(p) => write!(f, "SIGKILL to {} and to its guards, then start", name(p)),
+            Self::Stop(p) => write!(f, "SIGTERM to {}, then start", name(p)),
+            Self::Sleep(p) => write!(f, "suspend the machine of {}, then wake it", name(p)),
+            Self::Clock { peer, rate_ppm, wall_s } => {
+                let name = name(peer);
+                write!(f, "set the time of day of {name} off by {wall_s} s, its boot clock by {rate_ppm} ppm")
+            }
         }
     }
 }
@@ -135,11 +170,61 @@ impl fmt::Display for Planned {
     }
 }
 
+/// The rates that the peers' clocks begin with, in millionths: within what they believe of one another.
+pub fn rates(seed: u64, peers: usize) -> Vec<i64> {
+    let mut rng = Rng::new(seed ^ 0x000c_10c4);
+    (0..peers).map(|_| rate(&mut rng)).collect()
+}
+
+/// Half of the clocks are as far off as they may be.
+fn rate(rng: &mut Rng) -> i64 {
+    let most = (RHO_MILLI * 1_000) as i64;
+    let drawn = rng.below(2 * most as u64 + 1) as i64 - most;
+    if rng.chance(0.5) { most * drawn.signum() } else { drawn }
+}
+
+fn clock(rng: &mut Rng, peer: usize) -> Fault {
+    let step = WALL_STEPS_S[rng.below(WALL_STEPS_S.len() as u64) as usize];
+    let wall_s = if rng.chance(0.5) { step } else { -step };
+    Fault::Clock { peer, rate_ppm: rate(rng), wall_s }
+}
+
+/// From one time in which a single thing goes wrong to the next, the first of them, and how long each lasts: what is
+/// promised of one loss is measured there.
+const ALONE_EVERY: Span = Span::secs(150);
+const ALONE_FOR: Span = Span::secs(38);
+
+/// What goes wrong alone: losses and clean ends in turn.
+fn alone(rng: &mut Rng, length: Span, peers: usize, wait: Span) -> Vec<Planned> {
+    let mut all = Vec::new();
+    for n in 1.. {
+        let at = ALONE_EVERY.scale(n, 1);
+        if at + ALONE_FOR > length {
+            break;
+        }
+        let (p, even) = (rng.below(peers as u64) as usize, 2 * rng.below(peers.div_ceil(2) as u64) as usize);
+        let (fault, lasts) = match n % 4 {
+            1 => (Fault::KillBoth(p), wait + Span::secs(15)),
+            // Every second peer moves its jobs when it is told to end.
+            2 | 0 => (Fault::Stop(even), Span::secs(10)),
+            _ => (Fault::Apart(vec![p]), wait + Span::secs(15)),
+        };
+        all.push(Planned { at: at + Span::secs(4), lasts, fault });
+    }
+    all
+}
+
 /// All that goes wrong within `length` at so many peers (3 or more), in order. `wait` is how long the others wait
 /// until they take a cluster's jobs: half of the faults are shorter, half longer.
 pub fn plan(seed: u64, length: Span, peers: usize, wait: Span) -> Vec<Planned> {
     let mut rng = Rng::new(seed);
-    let mut all = Vec::new();
+    let mut all = alone(&mut rng.fork(), length, peers, wait);
+    // What would not be over before the next of these begins after it.
+    let free = |at: Span, lasts: Span| {
+        let next = Span((at.0 / ALONE_EVERY.0).max(1) * ALONE_EVERY.0);
+        let hit = [next, next + ALONE_EVERY].into_iter().find(|a| at < *a + ALONE_FOR && at + lasts > *a);
+        hit.filter(|a| *a + ALONE_FOR <= length).map_or(at, |a| a + ALONE_FOR)
+    };
     for network in [true, false] {
         let mut rng = rng.fork();
         let mut bag = Vec::new();
@@ -150,6 +235,7 @@ pub fn plan(seed: u64, length: Span, peers: usize, wait: Span) -> Vec<Planned> {
             }
             let Some(fault) = bag.pop() else { break };
             let lasts = lasting(&mut rng, &fault, peers, wait);
+            at = free(at, lasts);
             if at + lasts > length {
                 break;
             }
@@ -187,6 +273,7 @@ fn kinds(rng: &mut Rng, peers: usize, network: bool) -> Vec<Fault> {
         let (a, b, rest) = some();
         let (c, d, _) = some();
         let (e, f, _) = some();
+        let (g, h, _) = some();
         vec![
             Fault::Kill(a),
             Fault::Pause(b),
@@ -196,6 +283,8 @@ fn kinds(rng: &mut Rng, peers: usize, network: bool) -> Vec<Fault> {
             Fault::KillGuards(e),
             Fault::KillBoth(f),
             Fault::Kill(rest[2]),
+            Fault::Sleep(g),
+            clock(rng, h),
         ]
     };
     rng.shuffle(&mut bag);
@@ -212,9 +301,9 @@ fn lasting(rng: &mut Rng, fault: &Fault, peers: usize, wait: Span) -> Span {
     let long = rng.chance(0.5);
     match fault {
         Fault::EachInTurn => draw(rng, Span::secs(2), Span::secs(5)).scale(peers as u64, 1),
-        Fault::Rolling => draw(rng, Span::secs(1), Span::secs(3)).scale(peers as u64, 1),
+        Fault::Rolling => draw(rng, Span::secs(4), Span::secs(6)).scale(peers as u64, 1),
         Fault::Storm(_) => draw(rng, Span::secs(2), Span::secs(6)),
-        Fault::KillGuards(_) => Span::millis(500),
+        Fault::KillGuards(_) | Fault::Clock { .. } => Span::millis(500),
         // A paused peer is what this one is about: always for longer than a grace.
         Fault::Pause(_) => draw(rng, wait + Span::secs(1), wait + Span::secs(8)),
         _ if long => draw(rng, wait + Span::secs(2), wait + Span::secs(15)),
@@ -238,8 +327,8 @@ mod tests {
         assert_eq!(text, FIRST_OF_SEED_7);
     }
     const FIRST_OF_SEED_7: [&str; 2] = [
-        "    3.1 s  for   1.9 s  cut the way from c5 to c2",
-        "    5.0 s  for   0.5 s  SIGKILL to the guards at c1",
+        "    2.7 s  for  21.0 s  restart all with SIGTERM, one by one",
+        "    5.0 s  for  22.0 s  isolate each peer in turn",
     ];
 
     #[test]
@@ -249,12 +338,15 @@ mod tests {
             let all = plan(1, length, peers, WAIT);
             let kinds: BTreeSet<_> =
                 all.iter().map(|p| format!("{:?}", std::mem::discriminant(&p.fault))).collect();
-            assert_eq!(kinds.len(), 13, "{all:#?}");
+            assert_eq!(kinds.len(), 16, "{all:#?}");
             for p in &all {
                 assert!(p.at + p.lasts <= length, "{p}");
                 assert!(p.fault.hits(peers).iter().all(|i| *i < peers), "{p}");
                 if let Fault::OneWay(a, b) | Fault::Pair(a, b) = p.fault {
                     assert_ne!(a, b);
+                }
+                if let Fault::Clock { rate_ppm, wall_s, .. } = p.fault {
+                    assert!(rate_ppm.unsigned_abs() <= RHO_MILLI * 1_000 && wall_s != 0, "{p}");
                 }
                 if let Fault::Pause(_) = p.fault {
                     assert!(p.lasts > WAIT, "{p}");
@@ -266,6 +358,21 @@ mod tests {
             }
         }
         assert!(plan(1, Span::secs(1), 5, WAIT).is_empty());
+    }
+
+    #[test]
+    fn now_and_then_one_thing_goes_wrong_alone() {
+        let all = plan(3, Span::secs(1_800), 5, WAIT);
+        let over = |p: &Planned| p.at + p.lasts;
+        for n in 1..=11 {
+            let (from, to) = (ALONE_EVERY.scale(n, 1), ALONE_EVERY.scale(n, 1) + ALONE_FOR);
+            let then: Vec<&Planned> = all.iter().filter(|p| p.at < to && over(p) > from).collect();
+            assert_eq!(then.len(), 1, "{then:#?}");
+            assert!(
+                matches!(then[0].fault, Fault::KillBoth(_) | Fault::Stop(_) | Fault::Apart(_)),
+                "{then:?}"
+            );
+        }
     }
 
     #[test]

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use super::bounds::{Bounds, Spread};
+use super::history::Checked;
 use super::load::Sent;
 use super::nemesis::Diary;
 use crate::model::JobState;
@@ -51,6 +53,16 @@ pub struct ChaosSummary {
     pub not_final: u64,
     /// Answered jobs whose record says that they succeeded.
     pub records_succeeded: u64,
+    /// Answered jobs that ended because a user asked for it.
+    pub cancelled: u64,
+    /// Operations of users in their jobs' histories; of these, without an answer.
+    pub operations: u64,
+    /// Without an answer: they may have happened at any time, or never.
+    pub operations_open: u64,
+    /// Histories that no order of their operations explains.
+    pub not_linearizable: u64,
+    /// Histories that were too long to decide.
+    pub undecided: u64,
     /// Peers that ended by themselves, other than for a full disk.
     pub crashes: u64,
     /// All that must be 0, added up.
@@ -71,6 +83,8 @@ pub struct ChaosSummary {
     pub unanswered: u64,
     /// Longest time between the last line of an attempt and the first step of the next.
     pub longest_pause_s: f64,
+    /// From losses and clean ends to the next steps.
+    pub bounds: Bounds,
     /// From the first fault's clock to the judgement.
     pub seconds: f64,
     /// Faults that were not tried.
@@ -91,7 +105,7 @@ impl ChaosSummary {
         let records: BTreeMap<String, &JobDocument> = jobs.iter().map(|j| (j.id.to_string(), j)).collect();
         let mut findings = verdict.notes.clone();
         findings.extend(diary.crashes.iter().cloned());
-        let (mut not_final, mut good) = (0, 0);
+        let (mut not_final, mut good, mut cancelled) = (0, 0, 0);
         for (job, id) in sent.iter().filter_map(|s| Some((s, s.id.as_ref()?))) {
             let record = records.get(id);
             good += u64::from(record.is_some_and(|r| r.state == JobState::Succeeded));
@@ -99,6 +113,8 @@ impl ChaosSummary {
                 not_final += 1;
                 let why = record.map_or("no peer lists it", |r| r.reason.as_str());
                 findings.push(format!("{} ({id}) has not ended: {why}", job.name));
+            } else if job.cancelled && record.is_some_and(|r| r.state == JobState::Cancelled) {
+                cancelled += 1;
             } else if let Some(record) = record.filter(|r| r.state != JobState::Succeeded) {
                 findings.push(format!("{} ({id}) is {}: {}", job.name, record.state.as_str(), record.reason));
             }
@@ -140,6 +156,7 @@ impl ChaosSummary {
             malformed: verdict.malformed,
             not_final,
             records_succeeded: good,
+            cancelled,
             crashes: diary.crashes.len() as u64,
             violations: wrong.iter().sum(),
             again: verdict.again,
@@ -150,6 +167,17 @@ impl ChaosSummary {
             findings,
             ..Self::default()
         }
+    }
+
+    /// What the check of the users' histories found.
+    pub fn histories(&mut self, checked: &Checked) {
+        self.operations = checked.operations;
+        self.operations_open = checked.open;
+        self.undecided = checked.undecided;
+        self.not_linearizable = checked.broken.len() as u64;
+        self.violations += self.not_linearizable;
+        self.findings.extend(checked.broken.iter().cloned());
+        self.findings.truncate(FINDINGS_MAX);
     }
 
     /// Counts attempts, and how long jobs stood still between two of them.
@@ -176,6 +204,7 @@ impl ChaosSummary {
             ("submitted", self.submitted),
             ("succeeded", self.succeeded),
             ("moved", self.moved),
+            ("cancelled", self.cancelled),
             ("attempts", self.attempts),
             ("lost", self.lost),
             ("run twice", self.run_twice),
@@ -183,6 +212,8 @@ impl ChaosSummary {
             ("stale writes", self.stale_writes),
             ("not final", self.not_final),
             ("crashes", self.crashes),
+            ("operations", self.operations),
+            ("unexplained", self.not_linearizable),
             ("violations", self.violations),
         ];
         let mut text = String::new();
@@ -190,6 +221,16 @@ impl ChaosSummary {
             text.push_str(&format!("  {name:<14}{n:>6}\n"));
         }
         text.push_str(&format!("  {:<14}{:>6.1} s\n", "longest pause", self.longest_pause_s));
+        let mut row = |name: &str, s: &Spread| {
+            let (n, beyond) = (s.count, s.beyond);
+            text.push_str(&format!(
+                "  {name:<14}{:>6.1} s at most, {:.1} s in the middle of {n} (bound {:.1} s, beyond it {beyond})\n",
+                s.most_s, s.median_s, s.bound_s
+            ));
+        };
+        row("after a loss", &self.bounds.lost);
+        row("with more", &self.bounds.lost_and_more);
+        row("after SIGTERM", &self.bounds.stopped);
         for finding in &self.findings {
             text.push_str(&format!("  ! {finding}\n"));
         }

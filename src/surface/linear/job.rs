@@ -4,15 +4,13 @@
 //! close, free, rebind), so a read may find a later version than the last one. What it finds must follow
 //! from what was known: by the production's own `JobRecord::apply` where nothing lies in between, else by
 //! the invariants that every chain of changes keeps.
-#![allow(dead_code, reason = "shared by the tests and the command, which read different parts of it")]
 
-use starling::base::{Epoch, WallTime};
-use starling::model::groups::GroupsChange;
-use starling::model::invariants::{JobMark, job_follows};
-use starling::model::record::{CancelIntent, Change, Checkpoint, Refused};
-use starling::model::{JobRecord, JobState, Outcome};
-
-use crate::linear::{Interval, Sequential, Verdict, check};
+use super::{Interval, Sequential, Verdict, check};
+use crate::base::{Epoch, WallTime};
+use crate::model::groups::GroupsChange;
+use crate::model::invariants::{JobMark, job_follows};
+use crate::model::record::{CancelIntent, Change, Checkpoint, Refused};
+use crate::model::{JobRecord, JobState, Outcome};
 
 /// What a user asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,6 +56,7 @@ pub struct Op {
 /// All operations of all users on one job, in any order. Reads without an answer may be left out.
 pub struct JobHistory {
     ops: Vec<Op>,
+    forgets: bool,
 }
 
 /// What is known of the record at one point of an order.
@@ -74,11 +73,20 @@ pub struct Known {
     cancelled: bool,
     checkpoint: Option<u64>,
     end: Option<JobState>,
+    /// Nobody knows of it any more.
+    forgotten: bool,
 }
 
 impl JobHistory {
+    /// Of these operations.
     pub fn new(ops: Vec<Op>) -> Self {
-        Self { ops }
+        Self { ops, forgets: false }
+    }
+
+    /// Records are forgotten some time after their end: from then on there is no such job, for good.
+    pub fn that_is_forgotten(mut self) -> Self {
+        self.forgets = true;
+        self
     }
 
     /// Is there an order of these operations that real time and the record's meaning allow?
@@ -139,6 +147,7 @@ impl JobHistory {
             cancelled: record.cancel.is_some(),
             checkpoint,
             end: record.state.is_final().then_some(record.state),
+            forgotten: false,
         })
     }
 
@@ -209,16 +218,21 @@ impl Sequential for JobHistory {
             cancelled: false,
             checkpoint: None,
             end: None,
+            forgotten: false,
         }
     }
 
     fn step(&self, known: &Known, op: usize) -> Option<Known> {
         let Op { ask, told, .. } = &self.ops[op];
         match (ask, told) {
+            (Ask::Submit, Some(Told::Submitted)) if known.forgotten => None,
             (Ask::Submit, None | Some(Told::Submitted)) => {
                 Some(Known { exists: true, version: known.version.max(1), ..known.clone() })
             }
-            (_, Some(Told::NoSuchJob)) => (!known.exists).then(|| known.clone()),
+            (_, Some(Told::NoSuchJob)) if !known.exists => Some(known.clone()),
+            // It must have ended before.
+            (_, Some(Told::NoSuchJob)) => self.forgets.then(|| Known { forgotten: true, ..known.clone() }),
+            (_, Some(_)) if known.forgotten => None,
             (Ask::Get, Some(Told::Record(record))) => self.read(known, op, record),
             _ if !known.exists => None,
             (Ask::Cancel, Some(Told::Cancelled(state))) => Self::cancel(known, Some(*state)),
@@ -252,6 +266,9 @@ pub fn one_change(old: &JobRecord, new: &JobRecord) -> bool {
         }
         if let Some(outcome) = attempt.outcome.clone() {
             tries.push(close(new.epoch, outcome, attempt.started_at, ended));
+        }
+        if let Some((_, by)) = new.reason.strip_suffix(')').and_then(|r| r.rsplit_once(" (confirmed by ")) {
+            tries.push(Change::ConfirmLost { epoch: new.epoch, by: by.to_owned(), at: ended });
         }
         if let Some(held) = &old.placement {
             let (contact, incarnation) = (held.contact, held.incarnation);

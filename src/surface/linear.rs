@@ -4,9 +4,10 @@
 //! it to the specification, go on; a pair (operations done, state) that failed once is not tried again.
 //! An operation without an answer may take effect at any later time, or never.
 //!
-//! `simulations/linear_job.rs` holds the specification of a job's record. Both files depend on nothing of
-//! the simulated world: histories of real processes are checked by the same functions.
-#![allow(dead_code, reason = "shared by the tests and the command, which read different parts of it")]
+//! [`job`] holds the specification of a job's record. Histories of the simulated world and of real processes
+//! (`starling chaos`) are checked by the same functions.
+
+pub mod job;
 
 use std::collections::HashSet;
 use std::hash::Hash;
@@ -34,16 +35,28 @@ pub trait Sequential {
 /// What came of a check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// There is an order; found after so many steps.
-    Linearizable { steps: usize },
+    /// There is an order.
+    Linearizable {
+        /// Found after so many steps.
+        steps: usize,
+    },
     /// There is none. At most so many operations with an answer could be put in order, and these could
     /// never come next.
-    Not { placed: usize, stuck: Vec<usize> },
+    Not {
+        /// How many.
+        placed: usize,
+        /// Which.
+        stuck: Vec<usize>,
+    },
     /// Neither was found within the limit of steps.
-    GaveUp { steps: usize },
+    GaveUp {
+        /// The limit.
+        steps: usize,
+    },
 }
 
 impl Verdict {
+    /// There is an order.
     pub fn holds(&self) -> bool {
         matches!(self, Verdict::Linearizable { .. })
     }
@@ -111,13 +124,18 @@ pub fn check<S: Sequential>(spec: &S, intervals: &[Interval]) -> Verdict {
 }
 
 /// A register that is written and read: what the checker itself is tested with.
+#[derive(Debug)]
 pub struct Register {
+    /// In any order.
     pub ops: Vec<RegisterOp>,
 }
 
+/// An operation on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RegisterOp {
+    /// Write this.
     Write(u8),
+    /// Found this.
     Read(u8),
 }
 
