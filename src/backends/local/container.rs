@@ -56,8 +56,12 @@ pub fn command(runtime: &Path, run: &ContainerRun<'_>) -> Vec<String> {
             argv.extend(["--gpus".into(), format!("\"device={}\"", list.join(","))]);
         }
     }
+    // Behind the image they would be arguments of its own entry point, where it has one.
+    if let Some(program) = run.argv.first() {
+        argv.extend(["--entrypoint".into(), program.clone()]);
+    }
     argv.push(run.image.into());
-    argv.extend(run.argv.iter().cloned());
+    argv.extend(run.argv.iter().skip(1).cloned());
     argv
 }
 
@@ -113,10 +117,12 @@ mod tests {
         assert_eq!(
             docker,
             "/usr/bin/docker run --rm --name starling-a-1-0 --network host -e TOKEN -e PATH=/x -v /w:/w -v /c:/c -v /sets/a:/sets/a:ro -w /w \
-             --gpus \"device=0,3\" img:1 train --fast"
+             --gpus \"device=0,3\" --entrypoint train img:1 --fast"
         );
         let podman = command(Path::new("/usr/bin/podman"), &run).join(" ");
         assert!(podman.contains("--device nvidia.com/gpu=0 --device nvidia.com/gpu=3"), "{podman}");
+        let own = command(Path::new("/usr/bin/podman"), &ContainerRun { argv: &[], ..run }).join(" ");
+        assert!(own.ends_with(" img:1") && !own.contains("--entrypoint"), "the image's own: {own}");
     }
 
     #[test]
