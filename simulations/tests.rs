@@ -97,6 +97,15 @@ fn the_judge_sees_a_limit_that_is_passed() {
     assert!(seen, "12 GPUs of 8 ran and nobody saw it");
 }
 
+/// Seeds that failed once, and of what.
+#[test]
+fn seeds_that_failed_hold() {
+    // 442: a record that one home had forgotten, another lost with its disk, and the third moved for ever.
+    for seed in [442] {
+        holds(&run(seed, &Fixed::default()));
+    }
+}
+
 #[test]
 fn small_meshes_hold() {
     for peers in [1, 2] {

@@ -72,6 +72,7 @@ pub enum Bug {
     AnswersUnconfirmed,
     MarksForgotten,
     CopyTooYoung,
+    StartsAreEnough,
 }
 
 /// A bug, the model that it is put into, and the invariant that it must break there.
@@ -94,8 +95,8 @@ const fn known(
 }
 
 /// All of them, in the design's order; after those what the models found in production, those of quotas and of disks that
-/// are put back (the last of these is a limit that the protocol states).
-pub const BUGS: [Known; 38] = [
+/// are put back (the last two are limits that the protocol states).
+pub const BUGS: [Known; 39] = [
     known(
         Bug::NoBallotCheck,
         "no-ballot-check",
@@ -320,6 +321,13 @@ pub const BUGS: [Known; 38] = [
         I1,
         "the copy holds all that the others have heard of (a stated limit)",
     ),
+    known(
+        Bug::StartsAreEnough,
+        "starts-are-enough",
+        "quarantine",
+        I1,
+        "a later start that was seen counts as more than the copy holds, and the copy is started twice (a limit, too)",
+    ),
 ];
 
 /// The models by name: what runs them, small or large, with a bug or without.
@@ -396,7 +404,7 @@ pub fn run(name: &str, bug: Option<&Known>, large: bool) -> Option<Report> {
         "moving-far" => run.check(Moving { far: true, ..moving }),
         "moving-lost-disk" => run.check(Moving { lost_disk: true, ballots: small, ..moving }),
         "forgetting" => run.check(Forgetting { ballots: if large { 6 } else { 4 }, bug }),
-        "quarantine" => run.check(Quarantine { ballots: if large { 4 } else { 3 }, bug }),
+        "quarantine" => run.check(Quarantine { ballots: if large { 4 } else { 3 }, starts: 3, bug }),
         "quota" => run.check(Quota { changes: if large { 4 } else { 2 }, bug }),
         other => run.check(Lease { sizes: lease(other, large), bug }),
     })

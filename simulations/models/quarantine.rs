@@ -16,13 +16,14 @@ use super::production::{Ask, Said, Slot, accept, fast_right};
 const BALLOTS_MAX: usize = 4;
 /// No promise was sent; nothing was proposed.
 const NONE: u8 = u8::MAX;
-const STARTS_MAX: u8 = 3;
 
 /// The model.
 #[derive(Debug, Clone)]
 pub struct Quarantine {
     /// Ballots, at most `BALLOTS_MAX`.
     pub ballots: u8,
+    /// Starts of the first home's peer, at most.
+    pub starts: u8,
     pub bug: Option<Bug>,
 }
 
@@ -241,11 +242,12 @@ impl Model for Quarantine {
         if state.copy.is_none() && !state.rolled_back && !aside {
             actions.push(Action::Copy);
         }
-        if state.boot < STARTS_MAX && !aside {
+        if state.boot < self.starts && !aside {
             actions.push(Action::Restart);
         }
-        if let Some((_, mark, boot)) = state.copy.filter(|_| !aside) {
-            let more = |s: &Seen| s.mark > mark || s.boot > boot;
+        if let Some((_, mark, boot)) = state.copy.filter(|(.., boot)| !aside && *boot < self.starts) {
+            // A later start alone is not more: two starts of the copy are as many.
+            let more = |s: &Seen| s.mark > mark || (s.boot > boot && self.is(Bug::StartsAreEnough));
             let told = state.witnesses.iter().all(|w| w.seen.as_ref().is_some_and(more));
             if told || self.is(Bug::CopyTooYoung) || self.is(Bug::MarksForgotten) {
                 actions.push(Action::RollBack);

@@ -47,6 +47,8 @@ pub struct Machine {
     pub flushed: DiskImage,
     /// A copy of the disk that somebody keeps: what it held, and how often it had been started.
     pub copy: Option<(DiskImage, u64, u64)>,
+    /// Who has heard since then that the disk holds more, and remembers it.
+    pub outgrown: BTreeSet<usize>,
     pub unsynced: VecDeque<Batch>,
     pub synced_until: Instant,
     /// A sync takes up to this much longer.
@@ -94,6 +96,7 @@ impl Machine {
             disk: DiskImage::default(),
             flushed: DiskImage::default(),
             copy: None,
+            outgrown: BTreeSet::new(),
             unsynced: VecDeque::new(),
             synced_until: Instant(0),
             slow: Span::ZERO,
@@ -128,6 +131,16 @@ impl Machine {
     pub fn true_time(&self, c: Instant) -> Instant {
         let local = i128::from(c.0.saturating_sub(self.clock_base));
         Instant(u64::try_from(local * 1_000_000 / i128::from(1_000_000 + self.rate_ppm) + 1).unwrap_or(0))
+    }
+
+    /// Somebody was told its mark.
+    pub fn grown(&mut self, whom: usize, mark: u64) {
+        let Some((disk, ..)) = &self.copy else { return };
+        let row = disk.tables.get(&Table::Meta).and_then(|meta| meta.get(&b"mark"[..]));
+        let held = row.and_then(|row| row.as_slice().try_into().ok()).map_or(0, u64::from_be_bytes);
+        if mark > held {
+            self.outgrown.insert(whom);
+        }
     }
 
     fn soft(&self) -> Soft {
@@ -234,6 +247,9 @@ impl World {
     /// The process is gone: what it counted is judged, what it had not synced may be lost.
     pub(super) fn stop_process(&mut self, i: usize) {
         self.count_violations(i);
+        for other in &mut self.machines {
+            other.outgrown.remove(&i);
+        }
         let keep = match self.rng.chance(0.5) {
             true => 0,
             false => self.rng.below(self.machines[i].unsynced.len() as u64 + 1) as usize,

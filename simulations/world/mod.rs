@@ -21,6 +21,7 @@ use std::sync::Arc;
 
 use starling::base::{Instant, PeerName, Rng, Span, StoreId};
 use starling::core::api::{AttemptKey, Flash};
+use starling::core::message::DiskWord;
 use starling::core::{BackendEvent, Input, Message};
 use starling::model::Outcome;
 
@@ -257,6 +258,9 @@ impl World {
             Event::Deliver { to, from, message } => {
                 if let Some(message) = self.arrives(from, to, message) {
                     self.note(|w| format!("{from} to {to}: {}", w.sketch(&message)));
+                    if let Message::Disk(DiskWord::Mark { mark, .. }) = &*message {
+                        self.machines[from].grown(to, *mark);
+                    }
                     let from = self.machines[from].name.clone();
                     self.input(to, Input::Message { from, message: *message });
                 }

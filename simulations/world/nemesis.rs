@@ -156,6 +156,7 @@ impl World {
     fn copy_disk(&mut self, i: usize) {
         let m = &mut self.machines[i];
         m.copy = Some((m.disk.clone(), m.boot, m.starts));
+        m.outgrown.clear();
         self.note(|w| format!("{}'s disk is copied", w.machines[i].name));
         // Younger copies may go unnoticed.
         let back = Span::secs(8) + self.around(Span::secs(12));
@@ -167,6 +168,10 @@ impl World {
             return;
         }
         if self.machines[i].core.is_none() || self.machines[i].asleep.is_some() {
+            return self.at(Span::secs(1), Event::RollBack(i));
+        }
+        // What is promised begins when all others have heard of more than the copy holds.
+        if self.machines[i].outgrown.len() + 1 < self.machines.len() {
             return self.at(Span::secs(1), Event::RollBack(i));
         }
         let Some((disk, boot, starts)) = self.machines[i].copy.take() else { return };

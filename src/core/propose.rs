@@ -515,8 +515,10 @@ impl Peer {
             self.proposer.active.insert(op.id, op);
             return;
         }
-        // One home forgets only when all of them held the final value: each may, then.
-        let settles = matches!(op.task, Task::SettleAll);
+        // One home forgets only when all of them held the final value: each may, then. Also where a home's disk was lost
+        // meanwhile, so that this one would move it for ever. (A read goes on needing most: it must not be told
+        // "forgotten", and the next reader the record.)
+        let settles = matches!(op.task, Task::SettleAll | Task::Job(Change::Seal { .. }));
         if op.forgotten.len() >= if settles { 1 } else { majority } {
             return self.op_end(op, OpResult::Forgotten);
         }

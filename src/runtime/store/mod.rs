@@ -42,6 +42,8 @@ const FORMAT_LOG: u32 = 2;
 const FORMAT_PLAIN: u32 = 1;
 /// Batches that may wait before `submit` waits.
 const QUEUE_MAX: usize = 4_096;
+/// A thread that waits for a place among them looks again after this.
+const FULL_PAUSE: std::time::Duration = std::time::Duration::from_millis(1);
 /// Batches and bytes that one commit takes at most, so that no batch waits for ever behind a flood.
 const COMMIT_BATCHES_MAX: usize = 1_024;
 const COMMIT_BYTES_MAX: usize = 8 << 20;
@@ -182,14 +184,22 @@ impl Store {
         }
     }
 
-    /// Commits and waits. For rare callers off the async threads.
+    /// Commits and waits, blocking the thread: for rare callers. One on an async thread is slow there, and no mistake:
+    /// waiting with `blocking_send` would end the process, and only on the day when there is something to write.
     pub fn commit_blocking(&self, writes: Vec<Write>) -> Result<(), StoreError> {
         let (sender, answer) = std::sync::mpsc::sync_channel(1);
-        let batch = Batch::new(writes, move |result| {
+        let mut batch = Batch::new(writes, move |result| {
             // The receiver lives until it has an answer.
             let _ = sender.send(result);
         });
-        self.queue.blocking_send(batch).map_err(|_| StoreError::Closed)?;
+        loop {
+            match self.queue.try_send(batch) {
+                Ok(()) => break,
+                Err(mpsc::error::TrySendError::Closed(_)) => return Err(StoreError::Closed),
+                Err(mpsc::error::TrySendError::Full(back)) => batch = back,
+            }
+            std::thread::sleep(FULL_PAUSE);
+        }
         answer.recv().unwrap_or(Err(StoreError::Closed))
     }
 

@@ -69,6 +69,14 @@ fn batches_share_commits_and_are_answered_in_order() {
     assert!(text.contains(&format!("starling_store_commits_total {commits}")), "{text}");
 }
 
+/// A token that was over at a peer's start was removed so, and ended every start: found by chaos with set clocks.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_may_be_waited_for_on_an_async_thread() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (store, _) = Store::open(folder.path()).expect("opens");
+    store.commit_blocking(vec![put(b"a", b"1")]).expect("commits");
+}
+
 #[test]
 fn a_second_opener_is_refused_and_named() {
     let dir = tempfile::tempdir().expect("temp folder");
