@@ -120,7 +120,7 @@ fn fifty_peers_hold() {
     let fixed = Fixed { peers: Some(50), jobs: Some(40), ..Fixed::default() };
     let outcome = World::new(Scenario { chaos_for: Span::secs(20), ..Scenario::draw(7, &fixed) }).run();
     holds(&outcome);
-    assert!(outcome.submitted >= 30, "{outcome:?}");
+    assert!(outcome.submitted >= 25, "{outcome:?}");
 }
 
 #[test]

@@ -211,10 +211,12 @@ impl World {
         let gpus = [1, 1, 2, 4, 8][shape.below(5) as usize];
         let key = shape.chance(0.5).then(|| format!("key-{n}"));
         let never = self.scenario.never_of;
-        let never = never > 0 && shape.below(never) == 0;
+        let grouped = self.scenario.groups && shape.chance(0.7);
+        // Not both: an operator's word is about a job, and its groups have records of their own.
+        let never = never > 0 && shape.below(never) == 0 && !grouped;
         let grace = (!never).then_some(self.scenario.grace);
         let mut spec = Box::new(shapes::spec(&format!("job-{n}"), gpus, grace));
-        if self.scenario.groups && shape.chance(0.7) {
+        if grouped {
             // Half of them need two clusters, where there are two.
             let sizes: [&[u32]; 4] = match self.machines.len() {
                 1 => [&[4, 4], &[1, 4], &[2, 2, 2], &[4, 3, 1]],

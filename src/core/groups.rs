@@ -34,8 +34,10 @@ const KEEP_PART: u64 = 3;
 const TRIES_MAX: u32 = 3;
 /// Grants are kept no longer than this while others are waited for; then all are given back.
 const GATHER_MAX: Span = Span::secs(30);
-/// A job that has given its grants back begins anew after this, and up to as much again.
+/// A job that has given its grants back begins anew after this and a random time up to as much again,
 const REST: Span = Span::secs(3);
+/// which doubles with each time, so often at most: several that gather in one cluster get out of each other's way.
+const RESTS_GROW: u32 = 5;
 /// A cluster that refused a group is left out of the job's plans for so long.
 const OUT_FOR: Span = Span::secs(10);
 /// Where nothing can be planned it is tried again after this.
@@ -89,6 +91,8 @@ struct Gang {
     children: Vec<Child>,
     gather: Option<Gather>,
     rests: Instant,
+    /// Times that it gave everything back since it was last placed.
+    given_back: u32,
     out: BTreeMap<PeerName, Instant>,
     /// Why the last gathering ended, in words.
     why: String,
@@ -397,12 +401,12 @@ impl Peer {
 
     /// Everything is given back, and begins anew after a random moment: two jobs that wait for each other must not meet again.
     fn rest_groups(&mut self, job: JobId, why: &str) {
-        let rest = REST + Span(self.rng.below(REST.0));
         self.give_back(job, why);
-        let until = self.now.mono + rest;
-        if let Some(gang) = self.gangs.jobs.get_mut(&job) {
-            gang.rests = until;
-        }
+        let Some(gang) = self.gangs.jobs.get_mut(&job) else { return };
+        let most = REST.0 << gang.given_back.min(RESTS_GROW);
+        gang.given_back = gang.given_back.saturating_add(1);
+        let until = self.now.mono + REST + Span(self.rng.below(most));
+        gang.rests = until;
         self.drive_at(job, until);
     }
 
@@ -433,7 +437,7 @@ impl Peer {
             placements.insert(*group, placement);
         }
         let (epoch, placements) = (gather.epoch, placements.into_values().collect());
-        gang.busy = true;
+        (gang.busy, gang.given_back) = (true, 0);
         let change = Change::Groups(GroupsChange::Place { epoch, placements });
         let origin = Origin::Job(record.birth.clone());
         self.propose(origin, Task::Job(change), Purpose::GroupsPlace(job), PATIENCE);

@@ -1,4 +1,5 @@
 //! What other tools' files become, and that nothing in them is dropped in silence.
+// tidy: long because each case is a file of another tool and what becomes of it, read side by side
 
 use proptest::prelude::*;
 use serde_json::json;
