@@ -119,6 +119,8 @@ impl Event {
 pub struct World {
     scenario: Scenario,
     rng: Rng,
+    /// For faults that came later, so that the others of a seed come when they came before.
+    more: Rng,
     t: Instant,
     seq: u64,
     events: BTreeMap<(Instant, u64), Event>,
@@ -181,6 +183,7 @@ impl World {
         };
         World {
             rng,
+            more: Rng::new(scenario.seed ^ 0x6472_6169),
             t: Instant(0),
             seq: 0,
             events: BTreeMap::new(),

@@ -1,6 +1,6 @@
 //! Faults, each from a process of its own that draws when, where and for how long from the seed.
 
-use starling::base::{Instant, Span, StoreId};
+use starling::base::{Instant, Rng, Span, StoreId};
 use starling::core::{DiskImage, Input, Write};
 
 use super::network::Cut;
@@ -23,11 +23,16 @@ pub enum Fault {
     Drain,
 }
 
+/// Exponentially distributed.
+fn around(rng: &mut Rng, mean: Span) -> Span {
+    let u = rng.unit().max(1e-9);
+    Span((-(u.ln()) * mean.0 as f64) as u64 + 1)
+}
+
 impl World {
     /// An exponentially distributed span.
     pub(super) fn around(&mut self, mean: Span) -> Span {
-        let u = self.rng.unit().max(1e-9);
-        Span((-(u.ln()) * mean.0 as f64) as u64 + 1)
+        around(&mut self.rng, mean)
     }
 
     fn mean(&self, fault: Fault) -> Span {
@@ -69,7 +74,8 @@ impl World {
     fn again(&mut self, fault: Fault, after: Span) {
         let mean = self.mean(fault);
         if mean > Span::ZERO {
-            let wait = after + self.around(mean);
+            let rng = if fault == Fault::Drain { &mut self.more } else { &mut self.rng };
+            let wait = after + around(rng, mean);
             self.at(wait, Event::Fault(fault));
         }
     }
@@ -78,7 +84,8 @@ impl World {
         if self.healed {
             return;
         }
-        let i = self.rng.below(self.machines.len() as u64) as usize;
+        let rng = if fault == Fault::Drain { &mut self.more } else { &mut self.rng };
+        let i = rng.below(self.machines.len() as u64) as usize;
         match fault {
             Fault::Crash => self.crash(i, "crash", Span::secs(8)),
             Fault::Churn(spot) => self.crash(spot, "churn", Span::secs(4)),
@@ -301,7 +308,7 @@ impl World {
         }
         self.fault("drain");
         self.set_drain(i, true);
-        let lasts = Span::secs(1) + self.around(Span::secs(8));
+        let lasts = Span::secs(1) + around(&mut self.more, Span::secs(8));
         self.at(lasts, Event::DrainOver(i));
     }
 

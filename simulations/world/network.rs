@@ -193,12 +193,16 @@ impl World {
         None
     }
 
-    /// Nobody remembers: every question about a disk is answered so.
+    /// Nobody remembers: a mark is heard and forgotten, and every question about a disk is answered so.
     fn forget_mark(&mut self, from: usize, to: usize, word: &DiskWord) {
-        if let DiskWord::Ask { life } = word {
-            let nothing = Message::Disk(DiskWord::Seen { nonce: life.nonce, seen: None });
-            let delay = self.delay(from, to);
-            self.at(delay, Event::Deliver { to: from, from: to, message: Box::new(nothing) });
+        match word {
+            DiskWord::Mark { mark, .. } => self.machines[from].grown(to, *mark),
+            DiskWord::Ask { life } => {
+                let nothing = Message::Disk(DiskWord::Seen { nonce: life.nonce, seen: None });
+                let delay = self.delay(from, to);
+                self.at(delay, Event::Deliver { to: from, from: to, message: Box::new(nothing) });
+            }
+            DiskWord::Seen { .. } => {}
         }
     }
 
