@@ -3,6 +3,7 @@
 
 pub mod conformance;
 pub mod fake;
+mod hold;
 pub mod kubernetes;
 mod line;
 pub mod local;

@@ -2,12 +2,13 @@
 
 use super::api::ApiError;
 use super::feed::Mirror;
-use super::keeper::{Act, Begun, Keeper, Seen, open};
+use super::keeper::{Act, Begun, Keeper, Seen};
 use super::names;
 use super::nodes::Load;
 use super::objects::Job;
 use super::pods::{PodView, Trouble};
 use super::waits::{failed_with, overdue, waits};
+use crate::backends::hold::open;
 use crate::backends::local::clock;
 use crate::backends::local::files::{Ended, write_json};
 use crate::backends::local::guard::BY_SCHEDULER;
@@ -95,7 +96,8 @@ impl Keeper {
         if over {
             live.over_since.get_or_insert(clock::now());
         }
-        let deleted_by_others = job.metadata.deletion_timestamp.is_some() && !over && live.stop.is_none();
+        let deleted_by_others =
+            job.metadata.deletion_timestamp.is_some() && !over && live.hold.stop.is_none();
         live.job = Some(job.clone());
         drop(all);
         if deleted_by_others {
@@ -138,8 +140,8 @@ impl Keeper {
         }
         let mine = begun.pods.get(&pod.index) == Some(&pod.uid);
         let (guarded, at) = (live.kept.guarded, clock::wall());
-        if live.fenced.is_some() && mine && there && pod.running {
-            live.fenced = None;
+        if live.hold.fenced.is_some() && mine && there && pod.running {
+            live.hold.fenced = None;
         }
         if !there {
             live.pods.remove(&pod.uid);
@@ -206,7 +208,7 @@ impl Keeper {
         if all_over {
             self.finish(key);
         } else if failed {
-            self.wake(key);
+            self.out.wake(key);
         }
     }
 
@@ -217,7 +219,7 @@ impl Keeper {
             let Some(live) = all.get(&key) else { return };
             let Some(any) = live.first_failure.as_ref().or(live.parts.values().next()) else { return };
             let told = matches!(any.outcome, Outcome::Stopped(_) | Outcome::Signaled(_));
-            let outcome = match live.stop {
+            let outcome = match live.hold.stop {
                 // Whoever ended it where no guard stands, or the guard could not say it: it was told to.
                 Some((stop, _)) if told => crate::backends::local::guard::stopped_by(stop.reason),
                 _ => any.outcome.clone(),
@@ -247,7 +249,7 @@ impl Keeper {
             let Some(live) = all.get_mut(&key) else {
                 drop(all);
                 // Stopped meanwhile: the right to run is gone, and what was made is taken back.
-                return self.act(Act::Remove(key));
+                return self.out.act(Act::Remove(key));
             };
             live.busy = false;
             live.since = clock::now();
@@ -322,7 +324,7 @@ impl Keeper {
             live.pods.clear();
             let release = live.kept.parts == 1 || live.kept.group.is_some();
             drop(all);
-            return self.act(Act::Make(key, release));
+            return self.out.act(Act::Make(key, release));
         }
         let makes = live.makes;
         drop(all);
@@ -333,17 +335,14 @@ impl Keeper {
     fn fence(&self, key: AttemptKey, why: &str) {
         let mut all = open(&self.live);
         let Some(live) = all.get_mut(&key) else { return };
-        if live.fenced.is_none() {
+        let now = clock::now();
+        if live.hold.fence(why, now) {
             tracing::warn!(%key, "{why}: waiting until its guard's time is over");
-            live.fenced = Some((clock::now(), why.to_owned()));
         }
-        let Some(grace) = live.kept.grace else { return };
-        // The guard counts from when it asked, which was before we answered.
-        let until = live.leased_at + grace.scale(1_020, 1_000) + Span::secs(3);
-        if clock::now() < until {
+        if !live.hold.is_over(live.kept.grace, now) {
             return;
         }
-        let why = live.fenced.as_ref().map_or(why.to_owned(), |(_, why)| why.clone());
+        let why = live.hold.fenced.as_ref().map_or(why.to_owned(), |(_, why)| why.clone());
         let missing: Vec<u32> = (0..live.kept.parts).filter(|n| !live.parts.contains_key(n)).collect();
         drop(all);
         for index in missing {
@@ -369,12 +368,12 @@ impl Keeper {
         let now = clock::now();
         let mut all = open(&self.live);
         let Some(live) = all.get_mut(&key) else { return };
-        if let Some((_, at)) = live.stop
+        if let Some((_, at)) = live.hold.stop
             && now > at + END_AFTER
             && sight.fresh
             && !std::mem::replace(&mut live.deleted, true)
         {
-            self.act(Act::End(key));
+            self.out.act(Act::End(key));
         }
         // Guards that Kubernetes ended without ever saying why.
         let late = live
@@ -405,7 +404,7 @@ impl Keeper {
             if known && live.wanted && age > pause {
                 (live.busy, live.makes) = (true, live.makes + 1);
                 let release = live.kept.parts == 1 || live.kept.group.is_some();
-                self.act(Act::Make(key, release));
+                self.out.act(Act::Make(key, release));
             }
             return;
         }
@@ -414,7 +413,7 @@ impl Keeper {
         });
         if sight.fresh && live.job.is_some() && !listed && now.since(live.absent.1) > LOOK_EVERY {
             live.busy = true;
-            return self.act(Act::Look(key));
+            return self.out.act(Act::Look(key));
         }
         if live.kept.queued || live.kept.group.is_some() && live.released {
             return;
@@ -431,7 +430,7 @@ impl Keeper {
                 if fits { "its pods may come".into() } else { "suspended until the gang fits".into() };
             if fits && age > MAKE_AGAIN {
                 live.busy = true;
-                self.act(Act::Make(key, true));
+                self.out.act(Act::Make(key, true));
             }
         } else if live.kept.parts > 1 && !live.holding {
             let short = live.pods.values().any(|p| matches!(p.trouble, Some(Trouble::Unschedulable(_))));
@@ -441,7 +440,7 @@ impl Keeper {
             } else if now.since(*live.short_since.get_or_insert(now)) > GANG_PATIENCE {
                 tracing::info!(%key, "a gang found room for a part of its pods only: given back until it fits");
                 (live.busy, live.holding) = (true, true);
-                self.act(Act::Hold(key));
+                self.out.act(Act::Hold(key));
             }
         }
     }
@@ -469,8 +468,8 @@ impl Keeper {
         let lost = begun.pods.iter().find(|(n, uid)| !live.parts.contains_key(n) && !known(uid) && quiet(n));
         let Some((index, uid)) = lost.map(|(n, uid)| (*n, uid.clone())) else {
             // A guard that speaks lives.
-            if live.fenced.is_some() && live.kept.guarded {
-                live.fenced = None;
+            if live.hold.fenced.is_some() && live.kept.guarded {
+                live.hold.fenced = None;
             }
             return;
         };

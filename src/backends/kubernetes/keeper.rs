@@ -11,17 +11,17 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fs;
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use data_encoding::HEXLOWER;
 use serde::{Deserialize, Serialize};
-use tokio::sync::Notify;
 
 use super::make::{self, Kept};
 use super::nodes::{Load, NodeMap};
 use super::objects::Job;
 use super::pods::PodView;
 use super::{Gangs, KubernetesConfig, follow, names};
+use crate::backends::hold::{Hold, Outbox, Renewals, open};
 use crate::backends::line::Hears;
 use crate::backends::local::files::{AttemptDir, Binding, Ended, Stop, optional, read_json, write_json};
 use crate::backends::local::guard::remote::{Answer, LineFile, Question, What};
@@ -47,7 +47,7 @@ pub(super) struct Begun {
 #[derive(Debug)]
 pub(super) struct Live {
     pub kept: Kept,
-    pub binding: Binding,
+    pub hold: Hold,
     /// Its Job is there, with this identity.
     pub uid: Option<String>,
     /// The Job is being made, released or looked for.
@@ -89,10 +89,6 @@ pub(super) struct Live {
     pub pending_since: Option<Instant>,
     /// What it waits for.
     pub doing: String,
-    /// Until when a guard may believe that it may live: grace counted from our last answer.
-    pub leased_at: Instant,
-    pub fenced: Option<(Instant, String)>,
-    pub stop: Option<(Stop, Instant)>,
     /// Deleted because it did not stop.
     pub deleted: bool,
 }
@@ -117,14 +113,11 @@ pub(super) enum Act {
 /// See the module.
 pub struct Keeper {
     pub(super) config: KubernetesConfig,
-    /// There are events or things to do.
-    pub(super) changed: Notify,
+    /// What is to be said and done.
+    pub(super) out: Outbox<Act>,
     pub(super) live: Mutex<BTreeMap<AttemptKey, Live>>,
-    events: Mutex<VecDeque<BackendEvent>>,
-    acts: Mutex<VecDeque<Act>>,
-    wakes: Mutex<Vec<AttemptKey>>,
     forgotten: Mutex<VecDeque<AttemptKey>>,
-    renewals: Mutex<BTreeMap<(ContactId, u64), Instant>>,
+    renewals: Renewals,
     /// Ended, and the rest of the output is still being read: since when.
     closing: Mutex<BTreeMap<AttemptKey, (Ended, Instant)>>,
     /// Output being read, by attempt and pod.
@@ -146,11 +139,6 @@ pub(super) enum Seen {
     Event(AttemptKey, String),
 }
 
-/// A panic elsewhere leaves these maps whole: every change is one call.
-pub(super) fn open<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Keeper {
     pub(super) fn new(config: KubernetesConfig) -> io::Result<Self> {
         let mut private = fs::DirBuilder::new();
@@ -158,13 +146,10 @@ impl Keeper {
         private.create(config.attempts())?;
         Ok(Self {
             config,
-            changed: Notify::new(),
+            out: Outbox::default(),
             live: Mutex::default(),
-            events: Mutex::default(),
-            acts: Mutex::default(),
-            wakes: Mutex::default(),
             forgotten: Mutex::default(),
-            renewals: Mutex::default(),
+            renewals: Renewals::default(),
             closing: Mutex::default(),
             reading: Mutex::default(),
             map: Mutex::default(),
@@ -179,37 +164,16 @@ impl Keeper {
         AttemptDir::new(self.config.attempts().join(key.to_string()))
     }
 
-    pub(super) fn say(&self, event: BackendEvent) {
-        open(&self.events).push_back(event);
-        self.changed.notify_one();
-    }
-    pub(super) fn act(&self, act: Act) {
-        open(&self.acts).push_back(act);
-        self.changed.notify_one();
-    }
-    pub(super) fn wake(&self, key: AttemptKey) {
-        open(&self.wakes).push(key);
-        self.changed.notify_one();
-    }
     /// Kubernetes said something; it is read in turn.
     pub(super) fn note(&self, seen: Seen) {
         open(&self.seen).push_back(seen);
-        self.changed.notify_one();
+        self.out.changed.notify_one();
     }
     pub(super) fn next_seen(&self) -> Option<Seen> {
         open(&self.seen).pop_front()
     }
     pub(super) fn has_seen(&self) -> bool {
         !open(&self.seen).is_empty()
-    }
-    pub(super) fn next_event(&self) -> Option<BackendEvent> {
-        open(&self.events).pop_front()
-    }
-    pub(super) fn take_acts(&self) -> Vec<Act> {
-        open(&self.acts).drain(..).collect()
-    }
-    pub(super) fn take_wakes(&self) -> Vec<AttemptKey> {
-        std::mem::take(&mut *open(&self.wakes))
     }
     pub(super) fn set_map(&self, map: NodeMap) {
         *open(&self.map) = map;
@@ -287,7 +251,7 @@ impl Keeper {
             let may = begun.pods.get(&index).is_some_and(|uid| uid == guard);
             return (Some(may), live.master());
         }
-        if live.stop.is_some() || live.fenced.is_some() || index >= live.kept.parts {
+        if live.hold.stop.is_some() || live.hold.fenced.is_some() || index >= live.kept.parts {
             return (Some(false), None);
         }
         if live.holding {
@@ -331,36 +295,19 @@ impl Keeper {
     fn answer(&self, key: AttemptKey, nonce: String) -> Answer {
         let mut live = open(&self.live);
         let Some(live) = live.get_mut(&key) else {
-            let stop = Stop { reason: StopReason::Superseded, notice: Span::ZERO };
-            return Answer { nonce, stop: Some(stop), ..Answer::default() };
+            return Hold::unknown(nonce);
         };
-        let mut stop = live.stop.map(|(stop, _)| stop);
+        let mut stop = live.hold.stop.map(|(stop, _)| stop);
         if stop.is_none() && live.first_failure.is_some() {
             // The gang has failed: whoever is left is told.
             stop = Some(Stop { reason: StopReason::Superseded, notice: self.config.notice });
         }
-        if live.fenced.is_some() {
-            return Answer { nonce, stop, ..Answer::default() };
-        }
-        let renewals = open(&self.renewals);
-        let sent = |b: Binding| renewals.get(&(b.contact, b.incarnation)).copied();
-        // Without one of them none counts.
-        let oldest = live.binding.each().map(sent).min().flatten();
-        let now = clock::now();
-        if oldest.is_some() {
-            live.leased_at = now;
-        }
-        Answer { nonce, age_us: oldest.map(|at| now.since(at).0), stop, ..Answer::default() }
+        live.hold.answer(nonce, stop, &self.renewals, clock::now())
     }
 
     pub(super) fn renewed(&self, contact: ContactId, incarnation: u64, sent_at: Instant) {
-        let used: std::collections::BTreeSet<(ContactId, u64)> = open(&self.live)
-            .values()
-            .flat_map(|l| l.binding.each().map(|b| (b.contact, b.incarnation)))
-            .collect();
-        let mut renewals = open(&self.renewals);
-        renewals.retain(|binding, _| used.contains(binding));
-        renewals.insert((contact, incarnation), sent_at);
+        let live = open(&self.live);
+        self.renewals.renewed((contact, incarnation), sent_at, live.values().map(|l| &l.hold));
     }
 
     pub(super) fn started(&self, key: AttemptKey, at: WallTime) {
@@ -374,7 +321,7 @@ impl Keeper {
         if let Err(error) = self.dir(key).write_started(&crate::backends::local::files::Started { at }) {
             tracing::warn!(%key, %error, "that an attempt started could not be written");
         }
-        self.say(BackendEvent::Started { key, at });
+        self.out.say(BackendEvent::Started { key, at });
     }
 
     // Commands.
@@ -394,9 +341,9 @@ impl Keeper {
             return tracing::warn!(%key, %error, "an attempt could not be bound to a new contact");
         }
         if let Some(live) = open(&self.live).get_mut(&key) {
-            live.binding = binding;
+            live.hold.binding = binding;
         }
-        self.wake(key);
+        self.out.wake(key);
     }
 
     fn start(&self, start: &StartCommand) {
@@ -412,7 +359,7 @@ impl Keeper {
             if live.announced
                 && let Ok(Some(started)) = dir.started()
             {
-                self.say(BackendEvent::Started { key, at: started.at });
+                self.out.say(BackendEvent::Started { key, at: started.at });
             }
             return;
         }
@@ -420,7 +367,7 @@ impl Keeper {
             // Known to the disk and not to us: it will be looked at when it is adopted.
             return tracing::warn!(%key, "an attempt's folder is there that was not adopted");
         }
-        open(&self.renewals).entry(start.binding).or_insert(start.renewed_at);
+        self.renewals.first(start.binding, start.renewed_at);
         let (gangs, line) = (*open(&self.gangs), open(&self.line).clone());
         match make::prepare(start, &self.config, &self.map(), gangs, line.as_ref(), &dir) {
             Ok(Some(kept)) => {
@@ -429,7 +376,7 @@ impl Keeper {
                 live.makes = 1;
                 let release = live.kept.parts == 1 || live.kept.group.is_some();
                 open(&self.live).insert(key, live);
-                self.act(Act::Make(key, release));
+                self.out.act(Act::Make(key, release));
             }
             Ok(None) => tracing::warn!(%key, "an attempt's name was taken meanwhile"),
             Err(why) => self.close_unstarted(key, Outcome::NotStarted(why)),
@@ -443,7 +390,7 @@ impl Keeper {
             tracing::warn!(%key, %error, "that an attempt did not start could not be written");
         }
         if open(&self.live).remove(&key).is_some() {
-            self.act(Act::Remove(key));
+            self.out.act(Act::Remove(key));
         }
         self.say_ended(key, ended);
     }
@@ -451,7 +398,7 @@ impl Keeper {
     pub(super) fn say_ended(&self, key: AttemptKey, ended: Ended) {
         open(&self.closing).remove(&key);
         let Ended { outcome, started_at, at, .. } = ended;
-        self.say(BackendEvent::Ended { key, outcome, started_at, at });
+        self.out.say(BackendEvent::Ended { key, outcome, started_at, at });
     }
 
     fn stop(&self, key: AttemptKey, stop: Stop) {
@@ -467,16 +414,9 @@ impl Keeper {
         let (for_ever, unguarded) = {
             let mut all = open(&self.live);
             let Some(live) = all.get_mut(&key) else { return };
-            // A later word may only make the end come sooner, and a cancel is a cancel.
-            let kill_at = clock::now() + stop.notice;
-            let at = live.stop.map_or(kill_at, |(_, at)| at.min(kill_at));
-            let reason = match live.stop {
-                Some((old, _)) if stop.reason != StopReason::Cancel => old.reason,
-                _ => stop.reason,
-            };
-            live.stop = Some((Stop { reason, ..stop }, at));
+            live.hold.stop(stop, clock::now());
             let unguarded = !live.kept.guarded && !std::mem::replace(&mut live.deleted, true);
-            (live.fenced.is_some() && live.kept.grace.is_none(), unguarded)
+            (live.hold.fenced.is_some() && live.kept.grace.is_none(), unguarded)
         };
         if for_ever {
             // Nobody could ever prove that it has ended. Its record moved on: that was an operator's word.
@@ -487,10 +427,10 @@ impl Keeper {
         if let Err(error) = dir.write_stop(stop) {
             tracing::error!(%key, %error, "that an attempt is to stop could not be written");
         }
-        self.wake(key);
+        self.out.wake(key);
         if unguarded {
             // Nobody stands in the pod whom we could tell: its kubelet does.
-            self.act(Act::End(key));
+            self.out.act(Act::End(key));
         }
     }
 
@@ -506,7 +446,7 @@ impl Keeper {
             if let Err(error) = fs::rename(dir.file("kubernetes.json"), dir.file("remove.json")) {
                 return tracing::warn!(%key, %error, "an attempt could not be cleaned up");
             }
-            self.act(Act::Remove(key));
+            self.out.act(Act::Remove(key));
         }
         follow::forget(&dir.logs());
         if let Err(error) = dir.forget() {
@@ -548,7 +488,7 @@ impl Keeper {
         }
         if waits {
             open(&self.closing).insert(key, (ended, clock::now()));
-            self.changed.notify_one();
+            self.out.changed.notify_one();
         } else {
             self.say_ended(key, ended);
         }
@@ -567,7 +507,7 @@ impl Keeper {
             None => {
                 reading.insert((key, pod.uid.clone()), over);
                 drop(reading);
-                self.act(Act::Follow(key, Box::new(pod.clone())));
+                self.out.act(Act::Follow(key, Box::new(pod.clone())));
             }
         }
         true
@@ -613,14 +553,14 @@ impl Keeper {
             };
             let dir = AttemptDir::new(path);
             if dir.file("remove.json").exists() {
-                self.act(Act::Remove(key));
+                self.out.act(Act::Remove(key));
             }
             if let Some(when) = dir.forgotten() {
                 forgotten.push((when, key));
             } else if let Some(ended) = dir.ended()? {
                 if !dir.token_taken() && dir.file("kubernetes.json").exists() {
                     // It never began: nothing of it is needed.
-                    self.act(Act::Remove(key));
+                    self.out.act(Act::Remove(key));
                 }
                 over.push((key, ended));
             } else {
@@ -644,14 +584,14 @@ impl Keeper {
                     running.push(key);
                 }
                 if let Some(stop) = dir.stop()? {
-                    live.stop = Some((stop, clock::now() + stop.notice));
+                    live.hold.stop(stop, clock::now());
                 }
                 open(&self.live).insert(key, live);
             }
         }
         forgotten.sort();
         *open(&self.forgotten) = forgotten.into_iter().map(|(_, key)| key).collect();
-        self.say(BackendEvent::Adopted { running: running.clone() });
+        self.out.say(BackendEvent::Adopted { running: running.clone() });
         for key in running {
             if let Ok(Some(started)) = self.dir(key).started() {
                 self.started(key, started.at);
@@ -690,7 +630,7 @@ impl Live {
         let now = clock::now();
         Self {
             kept,
-            binding,
+            hold: Hold::new(binding, now),
             uid: None,
             busy: false,
             released: false,
@@ -714,10 +654,6 @@ impl Live {
             pulling_since: None,
             pending_since: None,
             doing: String::new(),
-            // What an earlier run of the peer answered, it answered before now.
-            leased_at: now,
-            fenced: None,
-            stop: None,
             deleted: false,
         }
     }

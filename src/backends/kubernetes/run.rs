@@ -134,14 +134,14 @@ impl Watch {
                 let keeper = self.keeper.clone();
                 let _ = tokio::task::spawn_blocking(move || keeper.digest()).await;
             }
-            for key in self.keeper.take_wakes() {
+            for key in self.keeper.out.take_wakes() {
                 // Without a guard on the line nobody hears it.
                 let _ = self.wake.send(key);
             }
-            for act in self.keeper.take_acts() {
+            for act in self.keeper.out.take_acts() {
                 self.tasks.spawn(self.clone().carry_out(act));
             }
-            while let Some(event) = self.keeper.next_event() {
+            while let Some(event) = self.keeper.out.next_event() {
                 tokio::select! { biased;
                     () = self.stop.cancelled() => return,
                     sent = events.send(event) => if sent.is_err() { return },
@@ -149,7 +149,7 @@ impl Watch {
             }
             tokio::select! { biased;
                 () = self.stop.cancelled() => return,
-                () = self.keeper.changed.notified() => {}
+                () = self.keeper.out.changed.notified() => {}
             }
         }
     }
@@ -365,7 +365,7 @@ impl Watch {
                 && said.as_ref() != Some(&state)
             {
                 said = Some(state.clone());
-                self.keeper.say(BackendEvent::Cluster(Box::new(state)));
+                self.keeper.out.say(BackendEvent::Cluster(Box::new(state)));
             }
             let pause = interval.scale(1 << failures.min(5), 1).min(PAUSE_MAX.max(interval));
             tokio::select! { biased;

@@ -10,15 +10,15 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fs;
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use data_encoding::HEXLOWER;
-use tokio::sync::Notify;
 
 use super::SlurmConfig;
 use super::driver::{NativeJob, NativeState, Submission, SubmitError};
 use super::nodes::NodeMap;
 use super::prepare::{self, Kept, native_name, read_tag, tag};
+use crate::backends::hold::{Hold, Outbox, Renewals, open};
 use crate::backends::line::Hears;
 use crate::backends::local::files::{
     AttemptDir, Binding, Ended, Stop, optional, read_json, write_json, write_json_unsynced,
@@ -27,7 +27,7 @@ use crate::backends::local::guard::remote::{Answer, Question, What};
 use crate::backends::local::guard::{self, BY_SCHEDULER};
 use crate::backends::local::{clock, parse_key_of};
 use crate::base::{ContactId, Instant, Span, WallTime};
-use crate::core::api::{AttemptKey, StartCommand, StopReason};
+use crate::core::api::{AttemptKey, StartCommand};
 use crate::core::{BackendCommand, BackendEvent};
 use crate::model::Outcome;
 
@@ -59,7 +59,7 @@ enum Phase {
 #[derive(Debug)]
 struct Live {
     kept: Kept,
-    binding: Binding,
+    hold: Hold,
     phase: Phase,
     native: Option<u64>,
     submits: u32,
@@ -72,11 +72,6 @@ struct Live {
     pending_since: Option<Instant>,
     /// The core knows it.
     wanted: bool,
-    /// Until when a guard may believe that it may live: grace counted from our last answer.
-    leased_at: Instant,
-    /// Its node or its record was lost: no more answers, and why.
-    fenced: Option<(Instant, String)>,
-    stop: Option<(Stop, Instant)>,
     cancelled: bool,
     /// Its guard was told by Slurm to end; since when the reason is waited for.
     asking_why: Option<(Instant, Ended)>,
@@ -98,21 +93,13 @@ pub enum Act {
 /// See the module.
 pub struct Keeper {
     pub(super) config: SlurmConfig,
-    /// There are events or things to do.
-    pub(super) changed: Notify,
+    /// What is to be said and done.
+    pub(super) out: Outbox<Act>,
     live: Mutex<BTreeMap<AttemptKey, Live>>,
-    events: Mutex<VecDeque<BackendEvent>>,
-    acts: Mutex<VecDeque<Act>>,
-    wakes: Mutex<Vec<AttemptKey>>,
     forgotten: Mutex<VecDeque<AttemptKey>>,
-    renewals: Mutex<BTreeMap<(ContactId, u64), Instant>>,
+    renewals: Renewals,
     map: Mutex<NodeMap>,
     kill_wait: Mutex<Span>,
-}
-
-/// A panic elsewhere leaves these maps whole: every change is one call.
-fn open<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Keeper {
@@ -125,13 +112,10 @@ impl Keeper {
         private.create(config.bin_folder())?;
         Ok(Self {
             config,
-            changed: Notify::new(),
+            out: Outbox::default(),
             live: Mutex::default(),
-            events: Mutex::default(),
-            acts: Mutex::default(),
-            wakes: Mutex::default(),
             forgotten: Mutex::default(),
-            renewals: Mutex::default(),
+            renewals: Renewals::default(),
             map: Mutex::default(),
             kill_wait: Mutex::new(Span::secs(30)),
         })
@@ -146,27 +130,6 @@ impl Keeper {
         (0..parts).map(|n| AttemptDir::new(dir.file(&format!("node-{n}")))).collect()
     }
 
-    pub(super) fn say(&self, event: BackendEvent) {
-        open(&self.events).push_back(event);
-        self.changed.notify_one();
-    }
-    fn act(&self, act: Act) {
-        open(&self.acts).push_back(act);
-        self.changed.notify_one();
-    }
-    fn wake(&self, key: AttemptKey) {
-        open(&self.wakes).push(key);
-        self.changed.notify_one();
-    }
-    pub(super) fn next_event(&self) -> Option<BackendEvent> {
-        open(&self.events).pop_front()
-    }
-    pub(super) fn take_acts(&self) -> Vec<Act> {
-        open(&self.acts).drain(..).collect()
-    }
-    pub(super) fn take_wakes(&self) -> Vec<AttemptKey> {
-        std::mem::take(&mut *open(&self.wakes))
-    }
     pub(super) fn set_map(&self, map: NodeMap) {
         *open(&self.map) = map;
     }
@@ -222,22 +185,10 @@ impl Keeper {
     fn answer(&self, key: AttemptKey, nonce: String) -> Answer {
         let mut live = open(&self.live);
         let Some(live) = live.get_mut(&key) else {
-            let stop = Stop { reason: StopReason::Superseded, notice: Span::ZERO };
-            return Answer { nonce, stop: Some(stop), ..Answer::default() };
+            return Hold::unknown(nonce);
         };
-        let stop = live.stop.map(|(stop, _)| stop);
-        if live.fenced.is_some() {
-            return Answer { nonce, stop, ..Answer::default() };
-        }
-        let renewals = open(&self.renewals);
-        let sent = |b: Binding| renewals.get(&(b.contact, b.incarnation)).copied();
-        // Without one of them none counts.
-        let oldest = live.binding.each().map(sent).min().flatten();
-        let now = clock::now();
-        if oldest.is_some() {
-            live.leased_at = now;
-        }
-        Answer { nonce, age_us: oldest.map(|at| now.since(at).0), stop, ..Answer::default() }
+        let stop = live.hold.stop.map(|(stop, _)| stop);
+        live.hold.answer(nonce, stop, &self.renewals, clock::now())
     }
 
     /// Answers the questions that guards without a line left in their folders.
@@ -265,14 +216,9 @@ impl Keeper {
     }
 
     pub(super) fn renewed(&self, contact: ContactId, incarnation: u64, sent_at: Instant) {
-        let used: std::collections::BTreeSet<(ContactId, u64)> = open(&self.live)
-            .values()
-            .flat_map(|l| l.binding.each().map(|b| (b.contact, b.incarnation)))
-            .collect();
-        let mut renewals = open(&self.renewals);
-        renewals.retain(|binding, _| used.contains(binding));
-        renewals.insert((contact, incarnation), sent_at);
-        drop(renewals);
+        let live = open(&self.live);
+        self.renewals.renewed((contact, incarnation), sent_at, live.values().map(|l| &l.hold));
+        drop(live);
         self.answer_files();
     }
 
@@ -284,7 +230,7 @@ impl Keeper {
             return;
         }
         live.announced = true;
-        self.say(BackendEvent::Started { key, at });
+        self.out.say(BackendEvent::Started { key, at });
     }
 
     fn guard_ended(&self, key: AttemptKey, part: &str, ended: Ended) {
@@ -313,9 +259,9 @@ impl Keeper {
             return tracing::warn!(%key, trace = self.dir(key).trace(), %error, "an attempt could not be bound to a new contact");
         }
         if let Some(live) = open(&self.live).get_mut(&key) {
-            live.binding = binding;
+            live.hold.binding = binding;
         }
-        self.wake(key);
+        self.out.wake(key);
     }
 
     fn start(&self, start: &StartCommand) {
@@ -333,7 +279,7 @@ impl Keeper {
             if live.announced
                 && let Ok(Some(started)) = self.started_file(key, live.kept.parts)
             {
-                self.say(BackendEvent::Started { key, at: started });
+                self.out.say(BackendEvent::Started { key, at: started });
             }
             return;
         }
@@ -341,7 +287,7 @@ impl Keeper {
             // Known to the disk and not to us: it will be looked at when it is adopted.
             return tracing::warn!(%key, trace = self.dir(key).trace(), "an attempt's folder is there that was not adopted");
         }
-        open(&self.renewals).entry(start.binding).or_insert(start.renewed_at);
+        self.renewals.first(start.binding, start.renewed_at);
         let kill_wait = *open(&self.kill_wait);
         match prepare::prepare(start, &self.config, &self.map(), kill_wait, &dir) {
             Ok(Some(kept)) => {
@@ -369,7 +315,7 @@ impl Keeper {
         (live.missing, live.native, live.seen) = (0, None, None);
         let submission = live.kept.submission(key, self.dir(key).path());
         drop(all);
-        self.act(Act::Submit(key, submission));
+        self.out.act(Act::Submit(key, submission));
     }
 
     /// What became of a submission.
@@ -381,7 +327,7 @@ impl Keeper {
                 // Stopped meanwhile: the token is gone, and what was made is taken back.
                 if let Ok(id) = result {
                     drop(all);
-                    self.act(Act::Cancel(key, id));
+                    self.out.act(Act::Cancel(key, id));
                 }
                 return;
             };
@@ -427,7 +373,7 @@ impl Keeper {
 
     fn say_ended(&self, key: AttemptKey, ended: Ended) {
         let Ended { outcome, started_at, at, .. } = ended;
-        self.say(BackendEvent::Ended { key, outcome, started_at, at });
+        self.out.say(BackendEvent::Ended { key, outcome, started_at, at });
     }
 
     fn stop(&self, key: AttemptKey, stop: Stop) {
@@ -442,22 +388,15 @@ impl Keeper {
         if !dir.path().exists() || dir.revoke_token().unwrap_or(false) {
             let native = open(&self.live).get(&key).and_then(Live::number);
             if let Some(id) = native {
-                self.act(Act::Cancel(key, id));
+                self.out.act(Act::Cancel(key, id));
             }
             return self.close_unstarted(key, guard::stopped_by(stop.reason));
         }
         let fenced_for_ever = {
             let mut all = open(&self.live);
             let Some(live) = all.get_mut(&key) else { return };
-            // A later word may only make the end come sooner, and a cancel is a cancel.
-            let kill_at = clock::now() + stop.notice;
-            let at = live.stop.map_or(kill_at, |(_, at)| at.min(kill_at));
-            let reason = match live.stop {
-                Some((old, _)) if stop.reason != StopReason::Cancel => old.reason,
-                _ => stop.reason,
-            };
-            live.stop = Some((Stop { reason, ..stop }, at));
-            live.fenced.is_some() && live.kept.grace.is_none()
+            live.hold.stop(stop, clock::now());
+            live.hold.fenced.is_some() && live.kept.grace.is_none()
         };
         if fenced_for_ever {
             // Nobody could ever prove that it has ended. Its record moved on: that was an operator's word.
@@ -473,7 +412,7 @@ impl Keeper {
             tracing::error!(%key, trace = self.dir(key).trace(), %error, "an attempt could not be told to stop by its file");
         }
         dir.wake();
-        self.wake(key);
+        self.out.wake(key);
     }
 
     fn forget(&self, key: AttemptKey) {
@@ -573,7 +512,7 @@ impl Keeper {
                             && !std::mem::replace(&mut live.cancelled, true)
                         {
                             drop(all);
-                            self.act(Act::Cancel(key, id));
+                            self.out.act(Act::Cancel(key, id));
                         }
                         return;
                     }
@@ -621,8 +560,8 @@ impl Keeper {
             } else {
                 live.pending_since = None;
             }
-            if live.fenced.is_some() && job.state == NativeState::Active {
-                live.fenced = None;
+            if live.hold.fenced.is_some() && job.state == NativeState::Active {
+                live.hold.fenced = None;
             }
             live.seen = Some(job.clone());
         }
@@ -639,7 +578,7 @@ impl Keeper {
         if dir.token_taken() {
             let over = matches!(dir.ended(), Ok(None)) && job.restarts > 0;
             if over && self.guards_gone(key) == Some(true) {
-                self.act(Act::Cancel(key, job.id));
+                self.out.act(Act::Cancel(key, job.id));
                 let outcome = Outcome::Stopped("requeued by Slurm".into());
                 self.write_end(key, self.end_now(key, outcome));
             }
@@ -664,7 +603,7 @@ impl Keeper {
             return;
         };
         if dir.revoke_token().unwrap_or(false) {
-            self.act(Act::Cancel(key, job.id));
+            self.out.act(Act::Cancel(key, job.id));
             self.close_unstarted(key, Outcome::Refused(why));
         }
     }
@@ -729,14 +668,11 @@ impl Keeper {
     fn fence(&self, key: AttemptKey, why: &str) {
         let mut all = open(&self.live);
         let Some(live) = all.get_mut(&key) else { return };
-        if live.fenced.is_none() {
+        let now = clock::now();
+        if live.hold.fence(why, now) {
             tracing::warn!(%key, trace = self.dir(key).trace(), "{why}: waiting until its guard's time is over");
-            live.fenced = Some((clock::now(), why.to_owned()));
         }
-        let Some(grace) = live.kept.grace else { return };
-        // The guard counts from when it asked, which was before we answered.
-        let until = live.leased_at + grace.scale(1_020, 1_000) + Span::secs(3);
-        if clock::now() < until {
+        if !live.hold.is_over(live.kept.grace, now) {
             return;
         }
         drop(all);
@@ -759,7 +695,7 @@ impl Keeper {
         };
         match ask {
             None => {}
-            Some(Some(id)) => self.act(Act::Ask(key, id)),
+            Some(Some(id)) => self.out.act(Act::Ask(key, id)),
             // Nothing ever gave it a number: two whole lists without its name are all that can be had.
             Some(None) => self.absent(key),
         }
@@ -805,11 +741,11 @@ impl Keeper {
         let cancel = {
             let mut all = open(&self.live);
             let Some(live) = all.get_mut(&key) else { return };
-            if let Some((_, why)) = live.fenced.clone() {
+            if let Some((_, why)) = live.hold.fenced.clone() {
                 drop(all);
                 return self.fence(key, &why);
             }
-            let late = live.stop.is_some_and(|(_, at)| clock::now() > at + CANCEL_AFTER);
+            let late = live.hold.stop.is_some_and(|(_, at)| clock::now() > at + CANCEL_AFTER);
             match live.number() {
                 Some(id) if late && !live.cancelled => {
                     live.cancelled = true;
@@ -819,7 +755,7 @@ impl Keeper {
             }
         };
         if let Some(id) = cancel {
-            self.act(Act::Cancel(key, id));
+            self.out.act(Act::Cancel(key, id));
         }
     }
 
@@ -878,7 +814,7 @@ impl Keeper {
         }
         forgotten.sort();
         *open(&self.forgotten) = forgotten.into_iter().map(|(_, key)| key).collect();
-        self.say(BackendEvent::Adopted { running: running.clone() });
+        self.out.say(BackendEvent::Adopted { running: running.clone() });
         for key in running {
             self.check(key);
         }
@@ -927,7 +863,7 @@ impl Live {
         let now = clock::now();
         Self {
             kept,
-            binding,
+            hold: Hold::new(binding, now),
             phase: Phase::Wanted,
             native: None,
             submits: 0,
@@ -937,10 +873,6 @@ impl Live {
             seen: None,
             pending_since: None,
             wanted: true,
-            // What an earlier run of the peer answered, it answered before now.
-            leased_at: now,
-            fenced: None,
-            stop: None,
             cancelled: false,
             asking_why: None,
             on_line: None,

@@ -3,6 +3,7 @@
 use super::*;
 use crate::backends::conformance::{key, script, start};
 use crate::base::PeerName;
+use crate::core::api::StopReason;
 
 struct Desk {
     _folder: tempfile::TempDir,
@@ -16,7 +17,7 @@ impl Desk {
         let config = SlurmConfig::new(folder.path().join("shared"), "/bin/true".into(), peer);
         let keeper = Keeper::new(config).expect("a book");
         keeper.adopt().expect("adopts");
-        assert!(matches!(keeper.next_event(), Some(BackendEvent::Adopted { .. })));
+        assert!(matches!(keeper.out.next_event(), Some(BackendEvent::Adopted { .. })));
         Self { _folder: folder, keeper }
     }
     /// Submits attempt `n` and gives it Slurm's number 100 + n.
@@ -29,7 +30,7 @@ impl Desk {
         let mut spec = script("true");
         spec.on_lost_contact.grace = grace;
         self.keeper.command(BackendCommand::Start(Box::new(start(key(n), spec))));
-        assert!(matches!(self.keeper.take_acts().as_slice(), [Act::Submit(..)]));
+        assert!(matches!(self.keeper.out.take_acts().as_slice(), [Act::Submit(..)]));
         if let Some(live) = open(&self.keeper.live).get_mut(&key(n)) {
             live.kept.mark = "mark".into();
         }
@@ -44,7 +45,7 @@ impl Desk {
         self.keeper.seen(jobs, clock::now());
     }
     fn ended(&self) -> Option<Outcome> {
-        std::iter::from_fn(|| self.keeper.next_event()).find_map(|e| match e {
+        std::iter::from_fn(|| self.keeper.out.next_event()).find_map(|e| match e {
             BackendEvent::Ended { outcome, .. } => Some(outcome),
             _ => None,
         })
@@ -73,17 +74,17 @@ fn an_empty_list_ends_nothing() {
     desk.submitted(1);
     assert!(desk.keeper.dir(key(1)).take_token().expect("takes"), "it runs");
     desk.list(&[]);
-    assert!(desk.keeper.take_acts().is_empty(), "one list says nothing");
+    assert!(desk.keeper.out.take_acts().is_empty(), "one list says nothing");
     desk.list(&[]);
-    assert_eq!(desk.keeper.take_acts(), [Act::Ask(key(1), 101)]);
+    assert_eq!(desk.keeper.out.take_acts(), [Act::Ask(key(1), 101)]);
     // An error instead of an answer: asked again, nothing concluded.
     desk.list(&[]);
-    assert_eq!(desk.keeper.take_acts(), [Act::Ask(key(1), 101)]);
+    assert_eq!(desk.keeper.out.take_acts(), [Act::Ask(key(1), 101)]);
     assert_eq!(desk.ended(), None);
     // Slurm still has it.
     desk.keeper.asked(key(1), Some(job(1, NativeState::Active)));
     desk.list(&[]);
-    assert!(desk.keeper.take_acts().is_empty() && desk.ended().is_none(), "counted from anew");
+    assert!(desk.keeper.out.take_acts().is_empty() && desk.ended().is_none(), "counted from anew");
 }
 
 #[test]
@@ -93,9 +94,9 @@ fn what_slurm_lost_before_it_began_is_submitted_again_and_begins_once() {
     for round in 1..SUBMITS_MAX {
         desk.list(&[]);
         desk.list(&[]);
-        assert_eq!(desk.keeper.take_acts(), [Act::Ask(key(1), 100 + u64::from(1_u8))], "round {round}");
+        assert_eq!(desk.keeper.out.take_acts(), [Act::Ask(key(1), 100 + u64::from(1_u8))], "round {round}");
         desk.keeper.asked(key(1), None);
-        assert!(matches!(desk.keeper.take_acts().as_slice(), [Act::Submit(..)]));
+        assert!(matches!(desk.keeper.out.take_acts().as_slice(), [Act::Submit(..)]));
         desk.keeper.submitted(key(1), Ok(101));
         desk.age(1);
     }
@@ -113,10 +114,10 @@ fn a_number_that_is_another_jobs_now_is_not_ours() {
     let other = NativeJob { name: "theirs".into(), comment: String::new(), ..job(1, NativeState::Active) };
     desk.list(std::slice::from_ref(&other));
     desk.list(std::slice::from_ref(&other));
-    assert_eq!(desk.keeper.take_acts(), [Act::Ask(key(1), 101)]);
+    assert_eq!(desk.keeper.out.take_acts(), [Act::Ask(key(1), 101)]);
     desk.keeper.asked(key(1), Some(other));
     assert!(
-        matches!(desk.keeper.take_acts().as_slice(), [Act::Submit(..)]),
+        matches!(desk.keeper.out.take_acts().as_slice(), [Act::Submit(..)]),
         "ours is gone, theirs is not touched"
     );
 }
@@ -130,7 +131,7 @@ fn one_of_the_same_name_without_our_comment_is_somebody_elses() {
     desk.list(&[native, job(1, NativeState::Active)]);
     assert_eq!(desk.ended(), None, "its end is not ours");
     desk.keeper.command(BackendCommand::Stop { key: key(1), notice: Span::ZERO, reason: StopReason::Cancel });
-    assert_eq!(desk.keeper.take_acts(), [Act::Cancel(key(1), 101)]);
+    assert_eq!(desk.keeper.out.take_acts(), [Act::Cancel(key(1), 101)]);
     assert_eq!(desk.ended(), Some(Outcome::Cancelled));
 }
 
@@ -182,7 +183,7 @@ fn a_requeue_over_our_no_ends_the_attempt() {
     assert!(desk.keeper.dir(key(1)).take_token().expect("takes"));
     desk.list(&[NativeJob { restarts: 1, ..job(1, NativeState::Pending) }]);
     assert_eq!(desk.ended(), Some(Outcome::Stopped("requeued by Slurm".into())));
-    assert_eq!(desk.keeper.take_acts(), [Act::Cancel(key(1), 101)]);
+    assert_eq!(desk.keeper.out.take_acts(), [Act::Cancel(key(1), 101)]);
 }
 
 #[test]
@@ -204,7 +205,7 @@ fn after_a_failed_node_the_guards_time_must_be_over() {
     assert_eq!(desk.keeper.heard(question).age_us, None, "and gets no more time");
     if let Some(live) = open(&desk.keeper.live).get_mut(&key(1)) {
         live.kept.grace = Some(Span::ZERO);
-        live.leased_at = Instant(0);
+        live.hold.leased_at = Instant(0);
     }
     desk.list(&[job(1, NativeState::NodeFail)]);
     assert_eq!(desk.ended(), Some(Outcome::Stopped("its node failed".into())));
@@ -236,15 +237,15 @@ fn a_submission_of_unknown_outcome_is_looked_for_by_name() {
     desk.keeper.submitted(key(1), Err(SubmitError::Unknown("timed out".into())));
     desk.age(1);
     desk.list(&[job(1, NativeState::Pending)]);
-    assert!(desk.keeper.take_acts().is_empty() && desk.ended().is_none(), "it was taken");
+    assert!(desk.keeper.out.take_acts().is_empty() && desk.ended().is_none(), "it was taken");
     desk.begin(2, None);
     desk.keeper.submitted(key(2), Err(SubmitError::Unknown("timed out".into())));
     desk.age(2);
     desk.list(&[]);
-    assert!(desk.keeper.take_acts().is_empty());
+    assert!(desk.keeper.out.take_acts().is_empty());
     desk.age(1);
     desk.list(&[job(1, NativeState::Pending)]);
-    assert!(matches!(desk.keeper.take_acts().as_slice(), [Act::Submit(k, _)] if *k == key(2)));
+    assert!(matches!(desk.keeper.out.take_acts().as_slice(), [Act::Submit(k, _)] if *k == key(2)));
     desk.begin(3, None);
     desk.keeper.submitted(key(3), Err(SubmitError::Refused("no such partition".into())));
     assert_eq!(desk.ended(), Some(Outcome::NotStarted("no such partition".into())));
@@ -272,7 +273,7 @@ fn a_lease_is_as_old_as_the_older_of_two_contacts() {
     desk.keeper.renewed(other, 1, Instant(clock::now().0 - 5_000_000));
     desk.keeper.renewed(contact, 1, clock::now());
     assert!(ask(&desk).is_some_and(|age| age >= 5_000_000));
-    assert_eq!(desk.keeper.take_wakes(), [key(1)], "its guard is told to ask");
+    assert_eq!(desk.keeper.out.take_wakes(), [key(1)], "its guard is told to ask");
 }
 
 #[test]

@@ -324,14 +324,14 @@ impl Watch {
     /// Passes events on and carries out what the book wants of Slurm.
     async fn pass_on(self, events: mpsc::Sender<BackendEvent>) {
         loop {
-            for key in self.keeper.take_wakes() {
+            for key in self.keeper.out.take_wakes() {
                 // Without a guard on the line nobody hears it.
                 let _ = self.wake.send(key);
             }
-            for act in self.keeper.take_acts() {
+            for act in self.keeper.out.take_acts() {
                 self.tasks.spawn(self.clone().carry_out(act));
             }
-            while let Some(event) = self.keeper.next_event() {
+            while let Some(event) = self.keeper.out.next_event() {
                 tokio::select! { biased;
                     () = self.stop.cancelled() => return,
                     sent = events.send(event) => if sent.is_err() { return },
@@ -339,7 +339,7 @@ impl Watch {
             }
             tokio::select! { biased;
                 () = self.stop.cancelled() => return,
-                () = self.keeper.changed.notified() => {}
+                () = self.keeper.out.changed.notified() => {}
             }
         }
     }
@@ -405,7 +405,7 @@ impl Watch {
                 && said.as_ref() != Some(&state)
             {
                 said = Some(state.clone());
-                self.keeper.say(BackendEvent::Cluster(Box::new(state)));
+                self.keeper.out.say(BackendEvent::Cluster(Box::new(state)));
             }
             let pause = interval.scale(1 << failures.min(5), 1).min(PAUSE_MAX.max(interval));
             tokio::select! { biased;
