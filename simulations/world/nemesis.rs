@@ -151,7 +151,8 @@ impl World {
         }
         m.replaced_at = Some(t);
         if !as_old {
-            (m.store, m.boot, m.starts) = (store, 0, 0);
+            // The store has been opened once when it is made.
+            (m.store, m.boot, m.starts) = (store, 1, 1);
         }
         m.published.clear();
         self.note(|w| format!("{} LOSES ITS DISK, machine too: {machine_too}", w.machines[i].name));

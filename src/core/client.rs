@@ -17,6 +17,7 @@ use super::placement::groups::GroupPlan;
 use super::propose::{Fresh, OpResult, Task};
 use super::purpose::Purpose;
 use crate::base::{BoundedVec, Epoch, Home, Instant, JobId, PeerName, Span, TraceId, WallTime};
+use crate::model::groups::{HOMES_BYTES, PLACED_BYTES};
 use crate::model::record::{Birth, CancelIntent, Change, Checkpoint, MoveIntent, Refused};
 use crate::model::report::Liveness;
 use crate::model::spec::JobSpec;
@@ -181,7 +182,8 @@ impl Peer {
         }
         let value = Value::job(record.clone());
         // There must be room for where its groups will be placed.
-        let later = crate::model::groups::PLACED_BYTES * record.spec.groups.list.len();
+        let groups = record.spec.groups.list.len();
+        let later = groups * PLACED_BYTES + groups.min(1) * HOMES_BYTES;
         let most = crate::model::record::RECORD_BYTES_MAX.saturating_sub(later);
         match value.encode() {
             Ok(bytes) if bytes.len() > most => {

@@ -40,8 +40,10 @@ const REST: Span = Span::secs(3);
 const RESTS_GROW: u32 = 5;
 /// A cluster that refused a group is left out of the job's plans for so long.
 const OUT_FOR: Span = Span::secs(10);
-/// Where nothing can be planned it is tried again after this.
+/// Where nothing can be planned it is tried again after this,
 const PLAN_EVERY: Span = Span::secs(2);
+/// which doubles so often: a plan costs, and is made by the one task that does everything.
+const PLANS_GROW: u32 = 3;
 /// A group's record is read again after this at first, while it shall change,
 const ASK_EVERY: Span = Span::secs(1);
 /// and this often while nothing is expected of it.
@@ -93,6 +95,8 @@ struct Gang {
     rests: Instant,
     /// Times that it gave everything back since it was last placed.
     given_back: u32,
+    /// Times in a row that nothing could be planned.
+    unplanned: u32,
     out: BTreeMap<PeerName, Instant>,
     /// Why the last gathering ended, in words.
     why: String,
@@ -205,8 +209,12 @@ impl Peer {
             return self.drive_at(job, from + record.hold);
         }
         let epoch = record.epoch.next();
+        let children: Vec<JobId> =
+            (0..record.children()).filter_map(|i| Some(record.child_birth(i)?.id())).collect();
+        // Where the job's record has moved before it was ever placed, its groups have other ids.
+        let same = children.iter().all(|child| self.gangs.claims(child));
         let gang = self.gangs.jobs.entry(job).or_default();
-        if gang.gather.as_ref().is_some_and(|g| g.epoch != epoch) {
+        if gang.gather.as_ref().is_some_and(|g| g.epoch != epoch || !same) {
             self.give_back(job, "");
         }
         let gang = self.gangs.jobs.entry(job).or_default();
@@ -220,15 +228,16 @@ impl Peer {
             let Some(order) = self.plan_gathering(record, &out) else {
                 let gang = self.gangs.jobs.entry(job).or_default();
                 gang.why = "no clusters that take claims now could hold all its groups".into();
-                return self.drive_at(job, now + PLAN_EVERY);
+                let every = PLAN_EVERY.scale(1 << gang.unplanned.min(PLANS_GROW), 1);
+                gang.unplanned = gang.unplanned.saturating_add(1);
+                return self.drive_at(job, now + every);
             };
-            let children: Vec<JobId> =
-                (0..record.children()).filter_map(|i| Some(record.child_birth(i)?.id())).collect();
             for (index, child) in (0u32..).zip(children) {
                 self.gangs.claimed.insert(child, (job, index));
             }
             let gather = Gather { epoch, order, asked: BTreeMap::new(), holds: None, since: now };
-            self.gangs.jobs.entry(job).or_default().gather = Some(gather);
+            let gang = self.gangs.jobs.entry(job).or_default();
+            (gang.gather, gang.unplanned) = (Some(gather), 0);
         }
         self.gather_on(job, record);
     }
@@ -359,12 +368,25 @@ impl Peer {
             Some((job, gather.asked.get_mut(&group).filter(|a| a.cluster == from)?))
         });
         let (Some((job, asked)), true, Ok(homes)) = (wanted, certified, BoundedVec::try_from(homes)) else {
+            if self.group_stands(&child, epoch, &from) {
+                // The answer to a claim that was repeated just before it was placed there.
+                return;
+            }
             return self.send(from, Message::Withdraw { job: child, epoch }, false);
         };
         asked.granted = Some((now + held, (contact, series, homes, incarnation)));
         (asked.tries, asked.ahead) = (0, Some(0));
         asked.keep_at = now + Span(held.0 / KEEP_PART);
         self.drive_soon(job);
+    }
+
+    /// It is placed there, under this epoch, and has not ended.
+    fn group_stands(&self, child: &JobId, epoch: Epoch, cluster: &PeerName) -> bool {
+        let Some((job, group)) = self.gangs.claimed.get(child) else { return false };
+        let chosen = self.gangs.jobs.get(job).and_then(|gang| gang.chosen.as_ref());
+        let state = chosen.filter(|record| record.epoch == epoch).and_then(|record| record.groups.as_ref());
+        let placed = state.and_then(|state| state.placed.get(*group as usize));
+        placed.is_some_and(|p| p.outcome.is_none() && p.placement.cluster == *cluster)
     }
 
     /// A cluster says where a group's claim stands.
@@ -411,13 +433,19 @@ impl Peer {
     }
 
     fn give_back(&mut self, job: JobId, why: &str) {
-        self.gangs.claimed.retain(|_, (of, _)| *of != job);
+        // By the ids under which they were asked for.
+        let mut ids: BTreeMap<u32, JobId> = BTreeMap::new();
+        self.gangs.claimed.retain(|child, (of, group)| {
+            if *of == job {
+                ids.insert(*group, *child);
+            }
+            *of != job
+        });
         let Some(gang) = self.gangs.jobs.get_mut(&job) else { return };
         why.clone_into(&mut gang.why);
         let Some(gather) = gang.gather.take() else { return };
-        let Some(record) = gang.chosen.clone() else { return };
         for (group, asked) in gather.asked {
-            let Some(child) = record.child_birth(group).map(|birth| birth.id()) else { continue };
+            let Some(child) = ids.get(&group).copied() else { continue };
             self.send(asked.cluster, Message::Withdraw { job: child, epoch: gather.epoch }, false);
         }
     }
@@ -438,7 +466,9 @@ impl Peer {
         }
         let (epoch, placements) = (gather.epoch, placements.into_values().collect());
         (gang.busy, gang.given_back) = (true, 0);
-        let change = Change::Groups(GroupsChange::Place { epoch, placements });
+        // As the claims were laid: by these the groups' ids were made.
+        let homes = record.group_homes();
+        let change = Change::Groups(GroupsChange::Place { epoch, placements, homes });
         let origin = Origin::Job(record.birth.clone());
         self.propose(origin, Task::Job(change), Purpose::GroupsPlace(job), PATIENCE);
     }
@@ -447,8 +477,7 @@ impl Peer {
         let placed = matches!(&result, OpResult::Value { refused: None, .. });
         match placed {
             true => {
-                // The grants are the attempts' from here on.
-                self.gangs.claimed.retain(|_, (of, _)| *of != job);
+                // The grants are the attempts' from here on; their groups stay known, for grants that are said once more.
                 let gather = self.gangs.jobs.get_mut(&job).and_then(|gang| gang.gather.take());
                 if let (Some(gather), OpResult::Value { value: Value::Job(record), .. }) = (gather, &result) {
                     for (cluster, group) in &gather.order {

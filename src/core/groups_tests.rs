@@ -104,6 +104,56 @@ fn a_cancel_stops_every_group() {
     assert!(mesh.idle());
 }
 
+/// The word that a group is to stop is lost, more than once, and its program would never end by itself.
+#[test]
+fn a_group_is_told_to_stop_until_it_has_heard() {
+    let mut mesh = Mesh::new(&[("a", 4), ("b", 4), ("c", 0)]);
+    let id = mesh.submit("c", gang(&[4, 4]));
+    mesh.run(Span::secs(6));
+    let groups = mesh.groups("a", id);
+    assert_eq!(mesh.parts(&groups).len(), 2);
+    mesh.drop = |message| matches!(message, Message::Look { .. });
+    mesh.fail(groups[0]);
+    mesh.run(Span::secs(10));
+    let halted = mesh.get("c", groups[1]);
+    assert!(halted.halted() && halted.placement.is_some(), "{}", halted.reason);
+    mesh.drop = |_| false;
+    mesh.run(Span::secs(40));
+    assert_eq!(mesh.get("c", id).state, JobState::Failed);
+    assert!(mesh.idle());
+}
+
+/// A grant that was said once more comes when its group has been placed there: nobody takes that back.
+#[test]
+fn a_late_grant_leaves_what_was_placed() {
+    let mut mesh = Mesh::new(&[("a", 4), ("b", 4)]);
+    let id = mesh.submit("a", gang(&[4, 4]));
+    mesh.run(Span::secs(6));
+    let groups = mesh.groups("a", id);
+    let before = mesh.parts(&groups);
+    assert_eq!(before.len(), 2);
+    let placement = mesh.get("a", groups[1]).placement.expect("placed");
+    let grant = Message::Grant {
+        job: groups[1],
+        epoch: Epoch(1),
+        held: Span::secs(5),
+        contact: placement.contact,
+        series: placement.series,
+        homes: placement.contact_homes.iter().cloned().collect(),
+        incarnation: placement.incarnation,
+    };
+    for owner in ["a", "b"] {
+        mesh.lines.clear();
+        let message = grant.clone();
+        let owns = mesh.sites[&name(owner)].core.gangs.claims(&groups[1]);
+        let now = mesh.time();
+        let site = mesh.sites.get_mut(&name(owner)).expect("a site");
+        let out = site.core.step(now, Input::Message { from: placement.cluster.clone(), message });
+        let withdrawn = |o: &Output| matches!(o, Output::Send { message: Message::Withdraw { .. }, .. });
+        assert_eq!(out.iter().any(withdrawn), !owns, "{owner}: {out:?}");
+    }
+}
+
 /// Two jobs that each want all of two clusters, given to different owners: one runs, the other holds nothing of it.
 #[test]
 fn two_jobs_with_halves_of_two_clusters_do_not_wait_for_each_other() {

@@ -529,3 +529,47 @@ fn tombstones_melt_into_a_floor_that_refuses_the_same() {
     }
     assert!(matches!(create(&mut again, &mut rows, max + 3, false), AnswerBody::Accepted { .. }));
 }
+
+/// A peer that has forgotten so many records of one life of their minter that it only keeps a floor says "forgotten" of an
+/// older one, too, which lives and comes to it: that is no word about this very record.
+#[test]
+fn a_living_record_outlives_a_floor_at_its_new_home() {
+    use super::acceptor::Room;
+    use crate::model::record::Birth;
+    let mut mesh = Mesh::new(&["a", "b", "c", "d"], 3);
+    let job = mesh.submit("a");
+    let record = mesh.get("a", job).expect("there");
+    let held: BTreeSet<String> = homes(&record).into_iter().map(str::to_owned).collect();
+    let stranger = ["a", "b", "c", "d"].into_iter().find(|p| !held.contains(*p)).expect("one of four");
+    let acceptor = &mut mesh.peers.get_mut(&name(stranger)).expect("a peer").acceptor;
+    for n in 1..=super::acceptor::TOMBSTONES_MAX as u64 + 3 {
+        let home = Home { peer: name(stranger), store: store(stranger) };
+        let birth = Birth {
+            sequence: record.birth.sequence + n,
+            homes: vec![home].try_into().expect("one"),
+            ..record.birth.clone()
+        };
+        let mut ended = JobRecord::new(birth.clone(), spec(), crate::base::TraceId([0; 16]), WallTime(0));
+        ended.state = JobState::Succeeded;
+        let value = super::acceptor::Value::job(ended).encode().expect("encodes");
+        let ballot = Ballot { round: 1, proposer: "a".into(), boot: 1 };
+        let (key, origin) = (RecordKey::Job(birth.id()), Some(Origin::Job(birth.clone())));
+        let body = RegisterBody::Accept { ballot, value, next: None, origin };
+        let request = RegisterRequest { op: 1, key, generation: 0, store: store(stranger), body };
+        let room = Room { disk_full: false, jobs_max: 1_000_000 };
+        let me = name(stranger);
+        let handled = acceptor.handle((&me, store(stranger)), &me, &request, room);
+        assert!(matches!(handled.answer, AnswerBody::Accepted { .. }), "{:?}", handled.answer);
+        acceptor.forget(&birth.id());
+    }
+    // One of its homes goes for good, and the only other peer takes its place.
+    let gone = held.iter().next_back().expect("three").clone();
+    mesh.remove(&gone);
+    mesh.run(Span::secs(200));
+    let reads: Vec<_> = held.iter().filter(|p| **p != gone).map(|p| mesh.get(p, job)).collect();
+    for read in reads {
+        let record = read.expect("it has not ended");
+        assert_eq!(record.state, JobState::Pending);
+        assert!(homes(&record).contains(stranger) && record.generation > 0, "{:?}", homes(&record));
+    }
+}

@@ -398,7 +398,8 @@ impl Peer {
         let mut next = now + self.cfg.pace.idle(now.since(since));
         let Some(driven) = self.owner.jobs.get_mut(&job) else { return };
         driven.held_from = Some((record.version, since));
-        let waits = record.state == JobState::Placed || record.cancel.is_some();
+        // Its cluster is told until it is seen to have heard: words get lost.
+        let waits = record.state == JobState::Placed || record.cancel.is_some() || record.halted();
         if waits {
             if driven.looked_at.is_none_or(|at| now.since(at) >= LOOK_EVERY) {
                 driven.looked_at = Some(now);

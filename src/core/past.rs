@@ -29,7 +29,8 @@ const PATIENCE: Span = Span::secs(5);
 /// Marks that were heard go to this disk along with its own commits, at most this often.
 const NOTE_EVERY: Span = Span::secs(2);
 
-const MARK_KEY: &[u8] = b"mark";
+/// A disk that was ever used holds it: the core writes it with its first commit.
+pub(super) const MARK_KEY: &[u8] = b"mark";
 const SEEN_PREFIX: &[u8] = b"seen/";
 
 /// What this peer has seen of another one's disk.

@@ -101,7 +101,7 @@ impl Peer {
             contacts: Contacts::recover(rows(Table::Meta))?,
             clients: Clients::recover(rows(Table::Meta), now.mono)?,
             keeper: Keeper::default(),
-            tenants: Tenants::recover(cfg.first_boot, rows(Table::Meta))?,
+            tenants: Tenants::recover(rows(Table::Meta))?,
             arrays: Arrays::default(),
             gangs: Gangs::default(),
             view: Arc::default(),

@@ -516,9 +516,14 @@ impl Peer {
             return;
         }
         // One home forgets only when all of them held the final value: each may, then. Also where a home's disk was lost
-        // meanwhile, so that this one would move it for ever. (A read goes on needing most: it must not be told
-        // "forgotten", and the next reader the record.)
-        let settles = matches!(op.task, Task::SettleAll | Task::Job(Change::Seal { .. }));
+        // meanwhile, so that this one would move an ended record for ever. One that has not ended is no such: "forgotten"
+        // may be the word of a floor, which says nothing of this very record. (A read goes on needing most: it must not
+        // be told "forgotten", and the next reader the record.)
+        let settles = match &op.task {
+            Task::SettleAll => true,
+            Task::Job(Change::Seal { .. }) => self.moves_an_ended_job(&op),
+            _ => false,
+        };
         if op.forgotten.len() >= if settles { 1 } else { majority } {
             return self.op_end(op, OpResult::Forgotten);
         }
@@ -660,6 +665,15 @@ impl Peer {
             };
         }
         self.op_value(op, value, refused)
+    }
+
+    /// By the value that is being installed, else by what this home holds: an end is never taken back.
+    fn moves_an_ended_job(&self, op: &Op) -> bool {
+        match (&op.proposed, op.origin.key()) {
+            (Some((Value::Job(record), _)), _) if op.installs => record.state.is_final(),
+            (_, RecordKey::Job(job)) => self.acceptor.job(&job).is_some_and(|record| record.state.is_final()),
+            _ => false,
+        }
     }
 
     pub(super) fn op_end(&mut self, op: Op, result: OpResult) {

@@ -313,7 +313,8 @@ impl JobRecord {
         }
         let upper = 1 << 31 | count << 2 | life >> 18;
         let lower = (life & 0x3_ffff) << 14 | u64::from(rank);
-        Some(Birth { sequence: upper << 32 | lower, ..self.birth.clone() })
+        let homes = if self.groups.is_some() { self.group_homes() } else { self.birth.homes.clone() };
+        Some(Birth { sequence: upper << 32 | lower, homes, ..self.birth.clone() })
     }
 
     /// The first value of an array's job: the same, whoever makes it.

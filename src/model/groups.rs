@@ -15,10 +15,12 @@ use serde::{Deserialize, Serialize};
 use super::array::ArraySpec;
 use super::record::{AttemptSummary, JobRecord, JobState, Outcome, Placement, Refused};
 use super::spec::JobSpec;
-use crate::base::{Epoch, JobId, PeerName, Span, WallTime};
+use crate::base::{BoundedVec, Epoch, Home, JobId, PeerName, Span, WallTime};
 
 /// Bytes that the placement of one group may take in the record: asked for at submission, so that it can be placed later.
 pub const PLACED_BYTES: usize = 1_200;
+/// The same for the homes of its groups, once.
+pub const HOMES_BYTES: usize = 700;
 
 /// One group under the newest epoch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,6 +47,9 @@ pub struct GroupsState {
     /// So it ends, as soon as the records of all groups say it.
     #[serde(default)]
     pub ending: Option<JobState>,
+    /// Who held the job's record when its groups were first placed: there theirs were born. None before that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub homes: Option<BoundedVec<Home, 5>>,
 }
 
 impl GroupsState {
@@ -78,6 +83,8 @@ pub enum GroupsChange {
         epoch: Epoch,
         /// One per group, in order.
         placements: Vec<Placement>,
+        /// Where the groups' records are born, if they are not yet.
+        homes: BoundedVec<Home, 5>,
     },
     /// Job: so the groups' records were seen, as a quorum holds them.
     Seen {
@@ -147,6 +154,18 @@ impl JobRecord {
         }
     }
 
+    /// The homes at which a group's record is born: those that hold the job's when it is first placed. Those of the job's
+    /// birth may be gone by then.
+    pub fn group_homes(&self) -> BoundedVec<Home, 5> {
+        let state = self.groups.as_ref();
+        let born = match state {
+            Some(state) if state.homes.is_none() && !state.placed.is_empty() => None,
+            Some(GroupsState { homes: Some(homes), .. }) => Some(homes.clone()),
+            _ => self.moved_to.clone(),
+        };
+        born.unwrap_or_else(|| self.birth.homes.clone())
+    }
+
     /// The first value of a group's record: the same, whoever makes it.
     pub fn group(&self, index: u32) -> Option<JobRecord> {
         let (birth, group) = (self.child_birth(index)?, self.spec.groups.list.get(index as usize)?);
@@ -207,7 +226,7 @@ impl JobRecord {
         let none = || Refused::Held("it has no groups".into());
         let no_group = || Refused::Held("it is no group of a job".into());
         match change {
-            GroupsChange::Place { epoch, placements } => {
+            GroupsChange::Place { epoch, placements, homes } => {
                 let state = self.groups.as_ref().ok_or_else(none)?;
                 if let Some(held) = state.placed.iter().find(|p| p.outcome.is_none()) {
                     return Err(Refused::Placed(held.placement.cluster.clone(), self.epoch));
@@ -226,12 +245,14 @@ impl JobRecord {
                     return Err(Refused::Stale(*epoch));
                 }
                 let first = placements[0].clone();
+                let homes = state.homes.clone().unwrap_or_else(|| homes.clone());
                 let placed =
                     |p: &Placement| PlacedGroup { placement: p.clone(), started: false, outcome: None };
                 self.groups = Some(GroupsState {
                     placed: placements.iter().map(placed).collect(),
                     first: None,
                     ending: None,
+                    homes: Some(homes),
                 });
                 (self.epoch, self.state, self.hold) = (*epoch, JobState::Placed, Span::ZERO);
                 self.reason = format!("placed: {}", self.groups_at());
@@ -409,7 +430,7 @@ impl JobRecord {
         };
         let bound = |p: &Placement| (p.cluster.clone(), p.contact, p.incarnation);
         match change {
-            GroupsChange::Place { epoch, placements } => {
+            GroupsChange::Place { epoch, placements, .. } => {
                 let placed = self.groups.iter().flat_map(|g| &g.placed).map(|p| bound(&p.placement));
                 self.epoch == *epoch && placed.eq(placements.iter().map(bound))
             }

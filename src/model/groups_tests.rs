@@ -8,13 +8,17 @@ use crate::model::spec_input::parse_spec;
 const SPEC: &str = "name: pair\nrun: x\ncommunication: async\nretries: 2\ngroups:\n- {name: left, nodes: 2, resources: \
                     {gpus: 4}}\n- {name: right, resources: {gpus: 1}}\n- {name: third}\n";
 
-fn parent() -> JobRecord {
+fn homes() -> BoundedVec<Home, 5> {
     let home = Home { peer: PeerName::new("a").expect("a name"), store: StoreId([1; 16]) };
+    vec![home].try_into().expect("one")
+}
+
+fn parent() -> JobRecord {
     let birth = Birth {
         tenant: "default".into(),
-        minter: home.peer.clone(),
+        minter: PeerName::new("a").expect("a name"),
         sequence: 1,
-        homes: vec![home].try_into().expect("one"),
+        homes: homes(),
     };
     JobRecord::new(birth, parse_spec(SPEC.as_bytes()).expect("a spec").spec, TraceId([1; 16]), WallTime(1))
 }
@@ -32,7 +36,7 @@ fn at(cluster: &str) -> Placement {
 
 fn place(epoch: u64) -> Change {
     let placements = ["c", "d", "c"].map(at).to_vec();
-    Change::Groups(GroupsChange::Place { epoch: Epoch(epoch), placements })
+    Change::Groups(GroupsChange::Place { epoch: Epoch(epoch), placements, homes: homes() })
 }
 
 fn seen(epoch: u64, ended: &[(u32, Outcome)]) -> Change {
@@ -50,10 +54,33 @@ fn after(mut record: JobRecord, changes: &[Change]) -> JobRecord {
 
 const OK: Outcome = Outcome::Exited(0);
 
+/// Those of the job's birth may be gone when capacity comes free: their ids say where the groups are born, for good.
+#[test]
+fn groups_are_born_where_the_jobs_record_is_when_it_is_first_placed() {
+    let born: BoundedVec<Home, 5> = homes();
+    let home = |name: &str, n| Home { peer: PeerName::new(name).expect("a name"), store: StoreId([n; 16]) };
+    let [later, last] = ["d", "e"].map(|n| vec![home(n, 4)].try_into().expect("one"));
+    let mut job = parent();
+    assert_eq!(job.group(0).expect("certified").birth.homes, born);
+    job.moved_to = Some(later);
+    let first = job.group(0).expect("certified");
+    assert_eq!(first.birth.homes, job.moved_to.clone().expect("moved"));
+    assert_ne!(first.id(), parent().group(0).expect("certified").id());
+    let placements = ["c", "d", "c"].map(at).to_vec();
+    let place = GroupsChange::Place { epoch: Epoch(1), placements, homes: job.group_homes() };
+    let mut job = after(job, &[Change::Groups(place)]);
+    job.moved_to = Some(last);
+    assert_eq!(job.group(0).expect("certified").id(), first.id(), "once placed they are what they are");
+    // A record that was placed before this was written down.
+    job.groups.as_mut().expect("groups").homes = None;
+    assert_eq!(job.group(0).expect("certified").birth.homes, born);
+}
+
 #[test]
 fn all_groups_are_placed_by_one_change_or_none() {
     let job = parent();
-    let some = Change::Groups(GroupsChange::Place { epoch: Epoch(1), placements: vec![at("c")] });
+    let some =
+        Change::Groups(GroupsChange::Place { epoch: Epoch(1), placements: vec![at("c")], homes: homes() });
     assert_eq!(job.apply(&some), Err(Refused::Stale(Epoch(1))));
     assert_eq!(job.apply(&place(2)), Err(Refused::Stale(Epoch(2))));
     let one = Change::Place { placement: at("c"), epoch: Epoch(1) };
@@ -193,7 +220,10 @@ impl Walk {
         }
         if !state.under_way() {
             let placements = ["c", "d", "c"].map(at).to_vec();
-            return Self::change(&mut self.job, GroupsChange::Place { epoch: epoch.next(), placements });
+            return Self::change(
+                &mut self.job,
+                GroupsChange::Place { epoch: epoch.next(), placements, homes: homes() },
+            );
         }
         let k = rng.below(3) as usize;
         let halt = GroupsChange::Halt { epoch, why: "halt".into(), at: wall };

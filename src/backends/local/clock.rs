@@ -14,6 +14,8 @@ use crate::base::{Instant, Span, WallTime};
 
 /// Names the file of a test clock.
 pub const TEST_CLOCK: &str = "STARLING_TEST_CLOCK";
+/// Rates that a test clock may have.
+const RATES: std::ops::RangeInclusive<i64> = -999_999..=10_000_000;
 /// The file is read again when what is known of it is older.
 const READ_EVERY: Span = Span::millis(10);
 
@@ -34,6 +36,11 @@ pub fn wall() -> WallTime {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
     WallTime(test().map_or(ms, |clock| ms.saturating_add_signed(clock.read(machine()).wall_ms)))
+}
+
+/// This process does not go by the machine's clock.
+pub fn is_test() -> bool {
+    test().is_some()
 }
 
 /// Names this start of the machine; an `Instant` of another one means nothing.
@@ -100,7 +107,7 @@ impl TestClock {
             rate_ppm: words.next()?.parse().ok()?,
             wall_ms: words.next()?.parse().ok()?,
         };
-        words.next().is_none().then_some(clock)
+        (words.next().is_none() && RATES.contains(&clock.rate_ppm)).then_some(clock)
     }
 
     /// Writes the file, so that a reader sees all of it or what was there before.
@@ -150,7 +157,8 @@ impl Test {
 fn test() -> Option<&'static Test> {
     static TEST: OnceLock<Option<Test>> = OnceLock::new();
     let make = || {
-        let file = PathBuf::from(std::env::var_os(TEST_CLOCK)?);
+        // Empty is none: so a guard's container is kept from what its image says.
+        let file = PathBuf::from(std::env::var_os(TEST_CLOCK).filter(|file| !file.is_empty())?);
         let known = Known { clock: TestClock::TRUE, read_at: None, shown: Instant(0) };
         Some(Test { file, known: Mutex::new(known) })
     };
@@ -171,7 +179,7 @@ mod tests {
         assert_eq!(fast.at(Instant(7_000_000)), Instant(6_000_000));
         assert_eq!(fast.at(Instant(8_000_000)), Instant(7_010_000));
         assert_eq!(TestClock::parse(&fast.text()), Some(fast));
-        for wrong in ["", "1 2 3", "1 2 3 4 5", "1 2 x 4"] {
+        for wrong in ["", "1 2 3", "1 2 3 4 5", "1 2 x 4", "0 0 -1000000 0", "0 0 9223372036854775807 0"] {
             assert_eq!(TestClock::parse(wrong), None, "{wrong:?}");
         }
         // A timer set by it never fires before it shows that time.

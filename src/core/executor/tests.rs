@@ -3,7 +3,7 @@
 use super::*;
 use crate::base::{BoundedVec, StoreId};
 use crate::core::api::{DiskImage, Now};
-use crate::core::message::TenantsWord;
+use crate::core::past::MARK_KEY;
 use crate::core::testing::{config, name, spec};
 use crate::model::Resources;
 
@@ -30,10 +30,11 @@ fn peer() -> (Peer, AttemptKey, Birth) {
     let mut disk = DiskImage::default();
     let bytes = serde_json::to_vec(&row).expect("plain");
     disk.tables.entry(Table::Attempts).or_default().insert(row_key(&key), bytes);
+    // It was used before.
+    let mark = (MARK_KEY.to_vec(), 9u64.to_be_bytes().to_vec());
+    disk.tables.entry(Table::Meta).or_default().extend([mark]);
     let now = Now { mono: Instant(1), wall: WallTime(1) };
     let (mut peer, _) = Peer::recover(config("a", STORE), &disk, now).expect("its disk");
-    let told = TenantsWord::Tell { cards: Vec::new(), more: false, told: true };
-    peer.on_tenants_word(name("b"), told);
     peer.out.clear();
     (peer, key, birth)
 }

@@ -392,8 +392,17 @@ impl Index {
             let all: u64 = there.iter().map(|g| needs[*g].0.gpus_total()).sum();
             all <= sum(&sites[s].gpus_free).saturating_sub(sites[s].taken) && there.iter().all(each)
         };
-        let room =
-            |s: usize, there: &[usize]| packs(&needs, there, &sites[s].shapes) && (!tight || free(s, there));
+        // The same question comes up in very many plans.
+        let known = std::cell::RefCell::new(std::collections::BTreeMap::<(usize, u64), bool>::new());
+        let room = |s: usize, there: &[usize]| {
+            let set = there.iter().fold(0u64, |set, g| set | 1 << g);
+            if let Some(fits) = known.borrow().get(&(s, set)) {
+                return *fits;
+            }
+            let fits = (!tight || free(s, there)) && packs(&needs, there, &sites[s].shapes);
+            known.borrow_mut().insert((s, set), fits);
+            fits
+        };
         let problem = Problem {
             groups: groups.len(),
             sites: sites.len(),

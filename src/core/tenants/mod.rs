@@ -181,8 +181,8 @@ const CARD_KEY: &str = "card/";
 const SHARE_KEY: &str = "share/";
 
 impl Tenants {
-    pub fn recover(first_boot: bool, meta: &BTreeMap<Vec<u8>, Vec<u8>>) -> Result<Self, ValueError> {
-        let mut tenants = Tenants { told: Told::recover(first_boot, meta), ..Tenants::default() };
+    pub fn recover(meta: &BTreeMap<Vec<u8>, Vec<u8>>) -> Result<Self, ValueError> {
+        let mut tenants = Tenants { told: Told::recover(meta), ..Tenants::default() };
         let malformed = |e: serde_json::Error| ValueError::Malformed(e.to_string());
         for (key, row) in meta {
             let Ok(key) = std::str::from_utf8(key) else { continue };

@@ -9,11 +9,14 @@ use std::ops::Bound::{Excluded, Unbounded};
 
 use super::*;
 use crate::core::message::{ASKS_TENANTS, TenantsWord};
+use crate::core::past::MARK_KEY;
 
 /// A row that is there while this disk has not been told.
 const UNTOLD_KEY: &[u8] = b"tenants/untold";
 /// Nobody is asked more often.
 const ASK_EVERY: Span = Span::secs(1);
+/// Whoever does not answer within this is not waited for where most members are of older builds.
+const PATIENCE: Span = Span::secs(3);
 
 /// What this disk has heard of the tenants there are.
 #[derive(Default)]
@@ -22,13 +25,15 @@ pub struct Told {
     untold: bool,
     /// Members that have said all that they know, and were not told themselves.
     said: BTreeSet<PeerName>,
-    /// When each was asked last.
-    asked: BTreeMap<PeerName, Instant>,
+    /// When each was asked first, and last.
+    asked: BTreeMap<PeerName, (Instant, Instant)>,
 }
 
 impl Told {
-    pub fn recover(first_boot: bool, meta: &BTreeMap<Vec<u8>, Vec<u8>>) -> Self {
-        Self { untold: first_boot || meta.contains_key(UNTOLD_KEY), ..Self::default() }
+    /// Of a disk that the core has never used, or has never been told on. How often the store was opened says
+    /// nothing: a new one may be opened by a start that ended before it began.
+    pub fn recover(meta: &BTreeMap<Vec<u8>, Vec<u8>>) -> Self {
+        Self { untold: !meta.contains_key(MARK_KEY) || meta.contains_key(UNTOLD_KEY), ..Self::default() }
     }
 }
 
@@ -53,22 +58,29 @@ impl Peer {
         let now = self.now.mono;
         let others = self.view.members.keys().filter(|p| **p != self.cfg.name);
         let wire = |p: &PeerName| self.wire_of(p);
-        let (mut silent, mut counted) = (Vec::new(), 1);
+        let (mut silent, mut said, mut older) = (Vec::new(), 1, 0);
         for peer in others {
             match wire(peer) {
                 // One of an older build knows no such question.
-                Some(wire) if wire < ASKS_TENANTS => counted += 1,
-                _ if self.tenants.told.said.contains(peer) => counted += 1,
+                Some(wire) if wire < ASKS_TENANTS => older += 1,
+                _ if self.tenants.told.said.contains(peer) => said += 1,
                 Some(_) => silent.push(peer.clone()),
                 None => {}
             }
         }
-        if 2 * counted > self.view.members.len() {
+        let members = self.view.members.len();
+        // Older ones count only where whoever could know better has had the time to say so.
+        let asked_long = |peer: &PeerName| {
+            self.tenants.told.asked.get(peer).is_some_and(|(first, _)| now.since(*first) >= PATIENCE)
+        };
+        if 2 * said > members || (2 * (said + older) > members && silent.iter().all(asked_long)) {
             return self.tenants_told();
         }
         for peer in silent {
-            if self.tenants.told.asked.get(&peer).is_none_or(|at| now.since(*at) >= ASK_EVERY) {
-                self.tenants.told.asked.insert(peer.clone(), now);
+            let asked = self.tenants.told.asked.get(&peer).copied();
+            if asked.is_none_or(|(_, last)| now.since(last) >= ASK_EVERY) {
+                let first = asked.map_or(now, |(first, _)| first);
+                self.tenants.told.asked.insert(peer.clone(), (first, now));
                 self.send(peer, Message::TenantsWord(TenantsWord::Ask { after: None }), false);
             }
         }
@@ -87,13 +99,15 @@ impl Peer {
             }
             TenantsWord::Tell { cards, more, told } => {
                 self.on_tenants(&cards);
+                // Only who was asked may open this cluster.
+                let Some((first, _)) = self.tenants.told.asked.get(&from).copied() else { return };
                 if !self.tenants.told.untold {
                     return;
                 }
                 match (more, cards.last()) {
                     (true, Some(last)) => {
                         let after = Some(last.tenant.clone());
-                        self.tenants.told.asked.insert(from.clone(), self.now.mono);
+                        self.tenants.told.asked.insert(from.clone(), (first, self.now.mono));
                         self.send(from, Message::TenantsWord(TenantsWord::Ask { after }), false);
                     }
                     _ if told => self.tenants_told(),
@@ -217,9 +231,46 @@ mod tests {
 
     #[test]
     fn what_was_not_told_is_still_not_after_a_crash() {
-        let row = BTreeMap::from([(UNTOLD_KEY.to_vec(), Vec::new())]);
-        assert!(Told::recover(false, &row).untold);
-        assert!(!Told::recover(false, &BTreeMap::new()).untold, "a disk of an older build is no new disk");
+        let used = (MARK_KEY.to_vec(), 7u64.to_be_bytes().to_vec());
+        let row = BTreeMap::from([used.clone(), (UNTOLD_KEY.to_vec(), Vec::new())]);
+        assert!(Told::recover(&row).untold);
+        assert!(!Told::recover(&BTreeMap::from([used])).untold, "a disk of an older build is no new disk");
+    }
+
+    /// As after a quarantine, or after a start whose join failed: the store counts more than one start.
+    #[test]
+    fn a_disk_that_the_core_never_used_is_new_however_often_it_was_opened() {
+        let cfg =
+            crate::core::api::CoreConfig { boot: 2, first_boot: false, ..config("a", StoreId([1; 16])) };
+        let (peer, _) = Peer::recover(cfg, &DiskImage::default(), Now::default()).expect("empty");
+        assert!(peer.tenants_unheard().is_some());
+    }
+
+    #[test]
+    fn older_builds_do_not_outvote_one_that_knows() {
+        let old = Some(ASKS_TENANTS - 1);
+        let mut peer = begun(&[old, old, old, Some(SPEAKS)]);
+        assert!(peer.tenants_unheard().is_some(), "four of five count, and one may know");
+        assert_eq!(asked(&mut peer), 1);
+        peer.now.mono = peer.now.mono + PATIENCE;
+        peer.ask_tenants();
+        assert_eq!(peer.tenants_unheard(), None, "it had its time");
+        let mut peer = begun(&[old, old, old, Some(SPEAKS)]);
+        peer.on_tenants_word(
+            name("e"),
+            TenantsWord::Tell { cards: vec![card("t")], more: false, told: true },
+        );
+        assert!(peer.tenants_unheard().is_none() && peer.knows_tenant("t"));
+    }
+
+    #[test]
+    fn nobody_opens_it_unasked() {
+        let mut peer = begun(&[None, None, Some(SPEAKS), Some(SPEAKS)]);
+        let word = || TenantsWord::Tell { cards: vec![], more: false, told: true };
+        peer.on_tenants_word(name("b"), word());
+        assert!(peer.tenants_unheard().is_some());
+        peer.on_tenants_word(name("d"), word());
+        assert_eq!(peer.tenants_unheard(), None);
     }
 
     #[test]

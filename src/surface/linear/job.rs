@@ -295,7 +295,11 @@ pub fn one_change(old: &JobRecord, new: &JobRecord) -> bool {
     if let Some(groups) = &new.groups {
         let was = old.groups.as_ref().map_or(&[][..], |g| &g.placed);
         let placements = groups.placed.iter().map(|p| p.placement.clone()).collect();
-        tries.push(Change::Groups(GroupsChange::Place { epoch: new.epoch, placements }));
+        tries.push(Change::Groups(GroupsChange::Place {
+            epoch: new.epoch,
+            placements,
+            homes: new.group_homes(),
+        }));
         let fresh = |i: usize| {
             groups.placed[i].outcome.clone().filter(|_| was.get(i).is_none_or(|w| w.outcome.is_none()))
         };
