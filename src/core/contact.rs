@@ -44,6 +44,8 @@ pub(super) struct Contacts {
     /// When the next renewal is due; timers of other moments are void, or every failure would add one for ever.
     pub(super) due: Instant,
     creating: Option<Instant>,
+    /// This start of the peer.
+    pub(super) begun: Instant,
 }
 
 const META_KEY: &[u8] = b"contacts";
@@ -69,8 +71,9 @@ impl Contacts {
     fn get_mut(&mut self, id: &ContactId) -> Option<&mut MyContact> {
         self.mine.iter_mut().find(|c| c.id == *id)
     }
+    /// Since the last renewal that counted, or since this start where none has yet.
     pub fn ages(&self, now: Instant) -> Vec<(ContactId, u64, Span)> {
-        let age = |c: &MyContact| c.renewed.map_or(Span::FOREVER, |at| now.since(at));
+        let age = |c: &MyContact| now.since(c.renewed.unwrap_or(self.begun));
         self.mine.iter().map(|c| (c.id, c.incarnation, age(c))).collect()
     }
 }

@@ -573,3 +573,17 @@ fn a_living_record_outlives_a_floor_at_its_new_home() {
         assert!(homes(&record).contains(stranger) && record.generation > 0, "{:?}", homes(&record));
     }
 }
+
+/// What people are told of a contact that nobody has confirmed yet: since when, not "for ever".
+#[test]
+fn a_contact_that_was_never_renewed_is_as_old_as_the_start() {
+    let mut mesh = Mesh::new(&["a", "b", "c"], 3);
+    mesh.run(Span::secs(10));
+    mesh.drop = |_, _, m| matches!(m, Message::Register(_));
+    mesh.start("a");
+    mesh.views();
+    mesh.run(Span::secs(20));
+    let ClientResponse::Inspect(report) = mesh.ask("a", ClientRequest::Inspect) else { panic!("a report") };
+    let youngest = report.contacts.iter().map(|(_, _, age)| *age).min().expect("a contact");
+    assert!((Span::secs(19)..Span::secs(25)).contains(&youngest), "{youngest}");
+}

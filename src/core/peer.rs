@@ -119,7 +119,7 @@ impl Peer {
         for job in live {
             peer.drive_soon(job);
         }
-        peer.contacts.due = now.mono;
+        (peer.contacts.due, peer.contacts.begun) = (now.mono, now.mono);
         peer.timers.insert((now.mono, Timer::Renew));
         peer.timers.insert((now.mono, Timer::Queue));
         peer.timers.insert((now.mono + peer.cfg.pace.sweep_every, Timer::Sweep));

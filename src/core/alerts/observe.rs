@@ -164,7 +164,7 @@ pub fn of_self(me: &PeerName, facts: &Facts, rules: &AlertsConfig) -> Vec<Alert>
         add(AlertKind::Invariant, Critical, format!("{me} saw something that must never happen"));
     }
     if let Some(age) = facts.contact_age.filter(|age| *age > rules.contact_age) {
-        add(AlertKind::Contact, Critical, format!("the contact of {me} was last renewed {age} ago"));
+        add(AlertKind::Contact, Critical, format!("the contact of {me} has not been renewed for {age}"));
     }
     match facts.disk_free {
         _ if facts.disk_full => {

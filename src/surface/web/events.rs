@@ -113,6 +113,6 @@ pub(super) fn table(events: &[HistoryEntry], with_job: bool) -> String {
     }
     let job = if with_job { "<th scope=col>Job</th><th scope=col class=opt>Tenant</th>" } else { "" };
     format!(
-        "<div class=scroll><table><thead><tr><th scope=col class=opt>When</th><th scope=col class=\"n fit\">Age</th><th scope=col>Peer</th><th scope=col>Kind</th>{job}<th scope=col>What</th></tr></thead><tbody>{rows}</tbody></table></div>"
+        "<table class=rows><thead><tr><th scope=col class=opt>When</th><th scope=col class=\"n fit\">Age</th><th scope=col>Peer</th><th scope=col>Kind</th>{job}<th scope=col>What</th></tr></thead><tbody>{rows}</tbody></table>"
     )
 }

@@ -39,8 +39,8 @@ pub(super) async fn view(api: &Api) -> String {
         }
         let _ = write!(
             out,
-            "<h3>Over</h3><div class=scroll><table><thead><tr><th scope=col class=opt>Began</th><th scope=col>Severity</th><th scope=col>Kind</th>\
-             <th scope=col class=\"n fit\">Lasted</th><th scope=col>What</th></tr></thead><tbody>{rows}</tbody></table></div>"
+            "<h3>Over</h3><table class=rows><thead><tr><th scope=col class=opt>Began</th><th scope=col>Severity</th><th scope=col>Kind</th>\
+             <th scope=col class=\"n fit\">Lasted</th><th scope=col>What</th></tr></thead><tbody>{rows}</tbody></table>"
         );
     }
     panel("Incidents", "what hangs together is one; as this peer sees it", &out)
@@ -133,7 +133,7 @@ fn jobs(list: &TouchedList) -> String {
     }
     let _ = write!(
         out,
-        "<div class=scroll><table class=touched><thead><tr><th scope=col>Job</th><th scope=col>Name</th><th scope=col class=opt>Tenant</th><th scope=col>Done for it</th><th scope=col>What</th></tr></thead><tbody>{rows}</tbody></table></div>"
+        "<table class=\"rows touched\"><thead><tr><th scope=col>Job</th><th scope=col>Name</th><th scope=col class=opt>Tenant</th><th scope=col>Done for it</th><th scope=col>What</th></tr></thead><tbody>{rows}</tbody></table>"
     );
     if list.total > list.jobs.len().min(JOBS_SHOWN) as u64 {
         out.push_str("<p class=soft>The rest: <code>starling incidents ID</code>.</p>");
