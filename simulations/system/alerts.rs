@@ -83,6 +83,14 @@ fn a_killed_peer_is_one_incident_with_its_jobs_and_is_told_once() {
             if j["cluster"] == "gamma" && j["state"] == "running" { Ok(()) } else { Err(j.to_string()) }
         });
     }
+    for at in ["alpha", "beta", "gamma"] {
+        let all = cli(mesh.state(at), &["--json", "incidents", "--past"]).ok().json();
+        let each = ["open", "past"].map(|key| all[key].as_array().expect("a list").clone()).concat();
+        assert!(
+            each.iter().all(|i| i["kind"] != "contact"),
+            "a mesh that forms has lost no contact: {all:#}"
+        );
+    }
     mesh.peer_mut("gamma").kill();
     // Its guard's attempts go on under their grace; nobody starts them elsewhere before.
     let first = until("an incident with its jobs", || {
