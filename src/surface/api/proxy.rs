@@ -20,6 +20,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("GET", "/v1/local/jobs/{}/why"),
     ("GET", "/v1/local/jobs/{}/logs"),
     ("GET", "/v1/local/tenants"),
+    ("GET", "/v1/local/touched"),
     ("GET", "/v1/local/inspect"),
     ("GET", "/v1/local/history"),
     ("GET", "/v1/peer"),
@@ -80,6 +81,20 @@ fn build(request: ProxyRequest) -> ApiResult<Request<Body>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What is there to be asked by other peers is not refused to them.
+    #[test]
+    fn local_routes_are_for_other_peers() {
+        let local =
+            |r: &&crate::surface::api::routes::Route| r.path.starts_with("/v1/local/") && r.method == "GET";
+        let routes: Vec<_> = crate::surface::api::routes::ROUTES.iter().filter(local).collect();
+        assert!(routes.len() > 5);
+        for route in routes {
+            // Its settings are for its own users.
+            let other = route.path != "/v1/local/config";
+            assert_eq!(allowed("GET", &route.path.replace("{id}", "abcd")), other, "{}", route.path);
+        }
+    }
 
     #[test]
     fn only_listed_paths() {

@@ -78,17 +78,17 @@ async fn old_attempts_make_room() {
     assert_eq!(kept, [3, 4]);
 }
 
-/// A stand-in for docker: runs what follows the image, and keeps a list of what is there.
+/// A stand-in for docker, with one image whose own entry point is `echo`; keeps a list of what is there.
 fn fake_runtime(dir: &Path) -> PathBuf {
     let path = dir.join("docker");
     let text = r#"#!/bin/sh
 list="$(dirname "$0")/containers"; mkdir -p "$list"
 case $1 in
-run) shift
+run) shift; entry=echo
   while [ $# -gt 0 ]; do case $1 in
-    --rm) shift;; --name) name=$2; shift 2;; -w) cd "$2"; shift 2;; -*) shift 2;; *) break;; esac; done
+    --rm) shift;; --name) name=$2; shift 2;; --entrypoint) entry=$2; shift 2;; -w) cd "$2"; shift 2;; -*) shift 2;; *) break;; esac; done
   echo "$1" > "$list/$name"; shift
-  setsid "$@" & echo $! > "$list/$name.pid"; trap "kill -TERM $!" TERM; wait $!; code=$?
+  setsid "$entry" "$@" & echo $! > "$list/$name.pid"; trap "kill -TERM $!" TERM; wait $!; code=$?
   rm -f "$list/$name" "$list/$name.pid"; exit $code;;
 rm) kill -9 "$(cat "$list/$3.pid")" 2>/dev/null; rm -f "$list/$3" "$list/$3.pid";;
 ps) ls "$list" | grep -v pid; true;;
