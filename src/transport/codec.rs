@@ -252,6 +252,7 @@ mod tests {
                     front: vec![],
                     victims: Some(2),
                     waits: String::new(),
+                    reserved: String::new(),
                 },
             },
         ]
@@ -338,11 +339,13 @@ mod tests {
             );
         }
         let tell = TenantsWord::Tell { cards: Vec::new(), more: false, told: true };
+        let hold = crate::core::reserve::ReserveWord::Held { id: JobId([9; 20]), round: 1 };
         for (message, bytes) in [
             (Message::Disk(DiskWord::Seen { nonce: 7, seen: None }), "0c020700"),
             (Message::Tenants(Vec::new()), "0d00"),
             (Message::TenantsWord(TenantsWord::Ask { after: None }), "0e0000"),
             (Message::TenantsWord(tell), "0e01000001"),
+            (Message::Reserve(hold), "0f"),
         ] {
             assert_eq!(HEXLOWER.encode(&encode(&message).expect("writes")), bytes, "{message:?}");
         }

@@ -164,6 +164,9 @@ fn local_uri(filter: &JobFilter) -> String {
     if let Some((at, id)) = filter.before {
         uri.push_str(&format!("&before={}", place_text(at.0, id)));
     }
+    if filter.reservations {
+        uri.push_str("&reservations=true");
+    }
     if let Some(array) = filter.array {
         uri.push_str(&format!("&array={array}"));
     }
