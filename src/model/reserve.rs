@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::record::Refused;
-use super::spec::{JobSpec, OnLostContact, Resources, Run, limits};
+use super::spec::{JobSpec, OnLostContact, PlacementSpec, Resources, Run, limits};
 use super::{JobRecord, JobState};
 use crate::base::{MilliCpu, PeerName, Span, WallTime};
 
@@ -16,7 +16,7 @@ pub const CLUSTERS_MAX: usize = 8;
 /// GPUs in each of them.
 pub const GPUS_MAX: u32 = limits::NODES_MAX;
 /// Shortest and longest.
-pub const LENGTH_MIN: Span = Span::secs(60);
+pub const LENGTH_MIN: Span = Span::secs(10);
 /// See above.
 pub const LENGTH_MAX: Span = Span::secs(90 * 86_400);
 /// It begins within this.
@@ -183,6 +183,10 @@ pub fn reservation(
         }
         any => any,
     };
+    let clusters = match &at {
+        At::Named(names) => names.clone(),
+        At::Any(_) => Vec::new(),
+    };
     Ok(JobSpec {
         name: name.to_owned(),
         tenant: tenant.to_owned(),
@@ -200,7 +204,7 @@ pub fn reservation(
         max_runtime: None,
         retries: 0,
         on_lost_contact: OnLostContact::default(),
-        placement: Default::default(),
+        placement: PlacementSpec { clusters, ..PlacementSpec::default() },
         data_sizes: Default::default(),
         groups: Default::default(),
         array: None,
@@ -382,7 +386,7 @@ mod tests {
         assert_eq!(ask(asked(now.0, 3_600), At::Any(1)), "");
         assert_eq!(ask(asked(now.0 - 59_000, 3_600), At::Any(1)), "", "a request takes its time");
         assert!(ask(asked(now.0 - 61_000, 3_600), At::Any(1)).contains("past"));
-        assert!(ask(asked(now.0, 59), At::Any(1)).contains("last"));
+        assert!(ask(asked(now.0, 9), At::Any(1)).contains("last"));
         assert!(ask(asked(now.0, 91 * day), At::Any(1)).contains("last"));
         assert!(ask(asked(now.0 + 367 * day * 1_000, 3_600), At::Any(1)).contains("within"));
         assert!(ask(asked(now.0, 3_600), At::Any(0)).contains("clusters"));

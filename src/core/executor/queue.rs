@@ -290,9 +290,6 @@ impl Peer {
                     self.send_grant(&key.job);
                 }
                 Decision::Preempt { key, victims } => self.preempt(key, victims),
-                Decision::Clear { id, victims } => {
-                    self.send_away(victims, &format!("stopped for reservation {id}"));
-                }
             }
         }
     }
@@ -303,7 +300,7 @@ impl Peer {
         self.send_away(victims, &format!("preempted for {} of priority {priority}", key.job));
     }
 
-    fn send_away(&mut self, victims: Vec<AttemptKey>, why: &str) {
+    pub(in crate::core) fn send_away(&mut self, victims: Vec<AttemptKey>, why: &str) {
         let mut granted = false;
         for victim in victims {
             self.count("preemptions");

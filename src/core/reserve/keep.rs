@@ -306,6 +306,10 @@ impl Peer {
             self.propose(Origin::Job(birth), Task::Read, purpose, PATIENCE);
         }
         self.repin_promises();
+        // Also where nothing new may start here: what is promised is promised.
+        for (id, victims) in self.exec.scheduler_mut().clear_promised(now) {
+            self.send_away(victims, &format!("stopped for reservation {id}"));
+        }
     }
 
     /// The record of what is kept here was asked.

@@ -39,7 +39,7 @@ use self::outlook::MeanRuntime;
 use self::promised::Promised;
 use super::api::{Held, NodeShare};
 use super::books::{Books, Need, WHOLE};
-use crate::base::{Instant, JobId, Span};
+use crate::base::{Instant, Span};
 use crate::model::Resources;
 use crate::model::report::NodeCapacity;
 use crate::model::topology::Topology;
@@ -204,13 +204,6 @@ pub enum Decision<K> {
         /// For whom.
         key: K,
         /// Whom, lowest and youngest first.
-        victims: Vec<K>,
-    },
-    /// These attempts shall be told to stop: what they hold is promised to another tenant from a time on.
-    Clear {
-        /// By which reservation.
-        id: JobId,
-        /// Whom.
         victims: Vec<K>,
     },
 }
@@ -564,7 +557,6 @@ impl<K: Copy + Ord> Scheduler<K> {
         let mut pass = Pass { now, ..Pass::default() };
         self.reservations.clear();
         self.note_idle(now);
-        self.clear_promised(&mut pass);
         for key in self.entitled(now, may) {
             self.grant_inside(key, &mut pass);
         }

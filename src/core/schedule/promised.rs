@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::nodes::{Choice, Fit, fit};
-use super::{Decision, Pass, Request, Running, SLACK, Scheduler, Why};
+use super::{Pass, Request, Running, SLACK, Scheduler, Why};
 use crate::base::{Instant, JobId, Span};
 use crate::core::api::NodeShare;
 use crate::core::books::{Books, Need, WHOLE};
@@ -295,10 +295,10 @@ impl<K: Copy + Ord> Scheduler<K> {
         true
     }
 
-    /// Whoever is on GPUs whose promise is about to begin is told to stop.
-    pub(super) fn clear_promised(&mut self, pass: &mut Pass<K>) {
-        let now = pass.now;
-        let mut due: Vec<(JobId, Instant, Vec<K>)> = Vec::new();
+    /// Whoever is on GPUs whose promise is about to begin, and may be sent away, shall be told to stop: for which
+    /// reservation, and whom. Noted as done.
+    pub fn clear_promised(&mut self, now: Instant) -> Vec<(JobId, Vec<K>)> {
+        let mut due: Vec<(JobId, Vec<K>)> = Vec::new();
         for p in self.promised.list.iter().filter(|p| p.from <= now + self.config.notice && p.until > now) {
             let stays = |r: &Running| {
                 r.request.tenant != p.tenant
@@ -307,21 +307,18 @@ impl<K: Copy + Ord> Scheduler<K> {
                     && r.ends.is_none_or(|end| end > p.from.max(now))
                     && r.shares.iter().any(|s| p.has(s) > 0)
             };
-            let victims: Vec<K> = self.running.iter().filter(|(_, r)| stays(r)).map(|(key, _)| *key).collect();
-            if !victims.is_empty() {
-                due.push((p.id, p.from, victims));
-            }
+            let victims = self.running.iter().filter(|(_, r)| stays(r)).map(|(key, _)| *key).collect();
+            due.push((p.id, victims));
         }
-        for (id, _, mut victims) in due {
-            // On the pins of several promises, perhaps.
+        for (_, victims) in &mut due {
+            // It may be on what is promised to two.
             victims.retain(|key| self.running.get(key).is_some_and(|r| !r.stopping));
-            for victim in &victims {
+            for victim in victims.iter() {
                 self.stops(victim, now + self.config.notice);
             }
-            if !victims.is_empty() {
-                pass.out.push(Decision::Clear { id, victims });
-            }
         }
+        due.retain(|(_, victims)| !victims.is_empty());
+        due
     }
 
     // Planning.

@@ -94,10 +94,9 @@ fn whoever_is_on_it_goes_with_notice_before_the_start() {
     let loose = |s: &S| Request { preemptible: true, ..other(s, 8, None) };
     s.join(1, loose(&s), at(0));
     assert_eq!(granted(&s.decide(at(0), &all)), [1]);
-    assert!(s.decide(at(960), &all).is_empty());
-    let decisions = s.decide(at(970), &all);
-    assert_eq!(decisions, [Decision::Clear { id: id(1), victims: vec![1] }]);
-    assert!(s.decide(at(971), &all).is_empty(), "told once");
+    assert!(s.clear_promised(at(969)).is_empty());
+    assert_eq!(s.clear_promised(at(970)), [(id(1), vec![1])]);
+    assert!(s.clear_promised(at(971)).is_empty(), "told once");
     s.end(&1, at(990));
     // Nor does the next one come in for the last seconds.
     s.join(2, loose(&s), at(990));

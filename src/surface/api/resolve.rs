@@ -211,7 +211,16 @@ pub async fn resolve(api: &Api, text: &str) -> ApiResult<JobId> {
     }
 }
 
+/// The reservation that an id or the start of one names.
+pub async fn resolve_reservation(api: &Api, text: &str) -> ApiResult<JobId> {
+    resolve_among(api, text, true).await
+}
+
 async fn resolve_one(api: &Api, text: &str) -> ApiResult<JobId> {
+    resolve_among(api, text, false).await
+}
+
+async fn resolve_among(api: &Api, text: &str, reservations: bool) -> ApiResult<JobId> {
     let text = text.to_ascii_lowercase();
     if let Ok(id) = text.parse() {
         return Ok(id);
@@ -224,7 +233,8 @@ async fn resolve_one(api: &Api, text: &str) -> ApiResult<JobId> {
     if text.len() < PREFIX_MIN {
         return Err(ApiError::BadRequest(format!("id: give at least {PREFIX_MIN} characters")));
     }
-    let filter = JobFilter { prefix: Some(text.clone()), limit: 20, ..JobFilter::default() };
+    let filter =
+        JobFilter { prefix: Some(text.clone()), limit: 20, reservations, ..JobFilter::default() };
     let found = list(api, &filter).await?;
     match found.jobs.as_slice() {
         [] if found.unanswered.is_empty() => Err(ApiError::NoJob(text)),
