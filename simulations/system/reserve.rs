@@ -24,7 +24,8 @@ fn a_reservation_keeps_its_gpus_over_a_restart_and_gives_them_back() {
     let from = (now_ms() / 1_000 + 12) * 1_000;
     let from_text = to_rfc3339(WallTime(from));
     let reserve = |tenant: &str, more: &[&str]| {
-        let line = ["reserve", "--tenant", tenant, "--gpus", "4", "--from", &from_text, "--for", "30s", "--json"];
+        let line =
+            ["reserve", "--tenant", tenant, "--gpus", "4", "--from", &from_text, "--for", "30s", "--json"];
         cli(&state, &[&line[..], more].concat())
     };
     let taken = reserve("vision", &["--cluster", "alpha", "--gpu", "A100-80G"]).ok().json();
@@ -35,7 +36,10 @@ fn a_reservation_keeps_its_gpus_over_a_restart_and_gives_them_back() {
     assert_eq!(refused.code, 5, "{refused:?}");
     let why = refused.json()["reason"].as_str().unwrap_or_default().to_owned();
     let until_text = to_rfc3339(WallTime(from + 30_000));
-    assert!(why.contains("0 of 4 GPUs") && why.contains(&format!("could be kept from {until_text}")), "{why}");
+    assert!(
+        why.contains("0 of 4 GPUs") && why.contains(&format!("could be kept from {until_text}")),
+        "{why}"
+    );
     // One at both others is had whole.
     let both = reserve("speech", &["--cluster", "beta", "--cluster", "gamma"]).ok().json();
     assert_eq!(both["clusters"].as_array().map(Vec::len), Some(2), "{both:#}");
@@ -49,13 +53,17 @@ fn a_reservation_keeps_its_gpus_over_a_restart_and_gives_them_back() {
     let waits = submit(&state, &job("other"));
     let reason = until("the reason is told", || {
         let why = get(&state, &format!("/v1/jobs/{waits}/why"))?;
-        let of_alpha = why["clusters"].as_array().into_iter().flatten().find(|c| c["cluster"] == "alpha").cloned();
+        let of_alpha =
+            why["clusters"].as_array().into_iter().flatten().find(|c| c["cluster"] == "alpha").cloned();
         let reasons = of_alpha.map(|c| c["reasons"].clone()).unwrap_or_default();
         let found = reasons.as_array().into_iter().flatten().find(|r| r["code"] == "reserved").cloned();
         found.ok_or_else(|| why.to_string())
     });
     let text = reason.to_string();
-    assert!(text.contains(&format!("4 GPUs are reserved for tenant vision from {from_text} to {until_text}")), "{text}");
+    assert!(
+        text.contains(&format!("4 GPUs are reserved for tenant vision from {from_text} to {until_text}")),
+        "{text}"
+    );
     // The peer that keeps it is killed, and comes back.
     mesh.peer_mut("alpha").kill();
     mesh.peer_mut("alpha").revive();

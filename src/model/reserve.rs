@@ -328,7 +328,8 @@ mod tests {
     fn record() -> JobRecord {
         let at = At::Named(vec![name("b"), name("a"), name("b")]);
         let spec = reservation("r", "t", &asked(5_000, 3_600), at, WallTime(1_000)).expect("good");
-        let homes = BoundedVec::try_from(vec![Home { peer: name("a"), store: StoreId([1; 16]) }]).expect("one");
+        let homes =
+            BoundedVec::try_from(vec![Home { peer: name("a"), store: StoreId([1; 16]) }]).expect("one");
         let birth = Birth { tenant: "t".into(), minter: name("a"), sequence: 1, homes };
         JobRecord::new(birth, spec, TraceId::default(), WallTime(1_000))
     }

@@ -123,7 +123,12 @@ fn room(spec: &JobSpec, site: &Site, does: &Does<'_>, names: &[String]) -> Optio
 const WORTH: Span = Span::secs(60);
 
 /// Free GPUs of models that will do, for this job, and what is reserved for others that keeps it from more.
-pub(super) fn free_for(spec: &JobSpec, site: &Site, does: &Does<'_>, wall: WallTime) -> (u64, Option<Reason>) {
+pub(super) fn free_for(
+    spec: &JobSpec,
+    site: &Site,
+    does: &Does<'_>,
+    wall: WallTime,
+) -> (u64, Option<Reason>) {
     let (mut free, mut barred) = (does.sum(&site.gpus_free), None);
     let ends = spec.max_runtime.map_or(u64::MAX, |run| wall.0.saturating_add(run.as_millis()));
     for r in site.reserved.iter().filter(|r| r.until > wall) {

@@ -395,8 +395,9 @@ impl Index {
             (0..self.sites.len()).map(|i| estimate::goods(&wanted, &self.sites, i)).collect();
         let key = key_of(spec);
         let wall = self.told.wall;
-        let row =
-            |(site, goods): (&Site, &Goods)| make_row(&key, site, &does, &self.models.0, goods, &weights, wall);
+        let row = |(site, goods): (&Site, &Goods)| {
+            make_row(&key, site, &does, &self.models.0, goods, &weights, wall)
+        };
         let rows = self.sites.iter().zip(&goods).map(row).collect();
         let (goods_seen, models_seen) = (self.goods, self.models.0.len());
         Class { key, used: 0, goods_seen, models_seen, weights, does, goods, rows }

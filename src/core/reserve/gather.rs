@@ -64,7 +64,8 @@ impl Peer {
     /// One look at a reservation.
     pub(in crate::core) fn drive_reservation(&mut self, job: JobId, record: &JobRecord) {
         let (now, wall) = (self.now.mono, self.now.wall);
-        let (Some(state), Some(reserve), Some(asked)) = (&record.reserve, &record.spec.reserve, record.asked())
+        let (Some(state), Some(reserve), Some(asked)) =
+            (&record.reserve, &record.spec.reserve, record.asked())
         else {
             return;
         };
@@ -172,7 +173,10 @@ impl Peer {
             let waits: Vec<String> = waits.collect();
             let why = match waits.is_empty() {
                 true => reasons(g),
-                false => format!("another reservation that is not confirmed yet is in the way; {}", waits.join("; ")),
+                false => format!(
+                    "another reservation that is not confirmed yet is in the way; {}",
+                    waits.join("; ")
+                ),
             };
             return self.refuse_reservation(job, record, why);
         }
@@ -331,7 +335,8 @@ impl Peer {
             }
             let sum = |by: &BTreeMap<String, u32>| by.values().map(|n| u64::from(*n)).sum::<u64>();
             let all = if soon { sum(&queue.gpus_free) } else { sum(&queue.gpus_total) };
-            let meets = |r: &&crate::model::report::ReservedReport| r.from < asked.until && asked.from < r.until;
+            let meets =
+                |r: &&crate::model::report::ReservedReport| r.from < asked.until && asked.from < r.until;
             let kept: u64 = queue.reserved.iter().filter(meets).map(|r| u64::from(r.gpus)).sum();
             Some(all.saturating_sub(kept))
         };

@@ -141,7 +141,11 @@ impl Peer {
     }
 
     fn save_reservation(&mut self, id: &JobId) {
-        let row = self.keeping.rows.get(id).map(|k| serde_json::to_vec(&k.row).expect("a row has only plain fields"));
+        let row = self
+            .keeping
+            .rows
+            .get(id)
+            .map(|k| serde_json::to_vec(&k.row).expect("a row has only plain fields"));
         self.write(Write { table: Table::Meta, key: format!("{ROW_KEY}{id}").into_bytes(), value: row });
     }
 
@@ -208,7 +212,11 @@ impl Peer {
     }
 
     /// Which GPUs it would get here; or why not, from when on, and whether it is worth asking again.
-    fn pin(&mut self, birth: &Birth, asked: &Asked) -> Result<Vec<NodeShare>, (String, Option<WallTime>, bool)> {
+    fn pin(
+        &mut self,
+        birth: &Birth,
+        asked: &Asked,
+    ) -> Result<Vec<NodeShare>, (String, Option<WallTime>, bool)> {
         let never = |why: String| Err((why, None, false));
         if let Some(why) = asked.mistake(self.now.wall) {
             return never(why);
@@ -254,7 +262,9 @@ impl Peer {
             why += &format!("; {promised} are reserved for others then");
         }
         if held > 0 {
-            why += &format!("; {held} are held by jobs that may not be stopped and are not known to have ended by then");
+            why += &format!(
+                "; {held} are held by jobs that may not be stopped and are not known to have ended by then"
+            );
         }
         Err((why, next, later))
     }
@@ -370,7 +380,8 @@ impl Peer {
         // It is confirmed, and this disk knows nothing of it: a new disk.
         match self.pin(&record.birth, &asked) {
             Ok(shares) => {
-                let row = Row { birth: record.birth.clone(), asked, round: state.round, confirmed: true, shares };
+                let row =
+                    Row { birth: record.birth.clone(), asked, round: state.round, confirmed: true, shares };
                 self.keeping.rows.insert(id, Kept::new(row, self.now.mono));
                 self.save_reservation(&id);
                 self.exec.report_dirty = true;

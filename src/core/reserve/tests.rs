@@ -56,12 +56,17 @@ fn a_reservation_from_its_begin_to_its_end() {
         ClientResponse::Why(why) => why.clusters,
         other => panic!("{other:?}"),
     });
-    let reasons: Vec<&super::super::placement::Reason> = all.iter().flatten().flat_map(|c| &c.reasons).collect();
+    let reasons: Vec<&super::super::placement::Reason> =
+        all.iter().flatten().flat_map(|c| &c.reasons).collect();
     let why = reasons.iter().find(|r| r.code() == "reserved").expect("the reason").to_string();
     assert!(why.contains("8 GPUs are reserved for tenant t from 1970-01-01T00:01:"), "{why}");
     // A dry run says so as well, and nothing to the tenant itself.
-    let dry = |mesh: &mut Mesh, tenant: &str| match mesh.ask("b", ClientRequest::WhySpec { spec: Box::new(of(tenant, job(8, 50))) }) {
-        ClientResponse::Why(why) => why.clusters.iter().find(|c| c.cluster == name("a")).map(|c| c.words()).unwrap_or_default(),
+    let dry = |mesh: &mut Mesh, tenant: &str| match mesh
+        .ask("b", ClientRequest::WhySpec { spec: Box::new(of(tenant, job(8, 50))) })
+    {
+        ClientResponse::Why(why) => {
+            why.clusters.iter().find(|c| c.cluster == name("a")).map(|c| c.words()).unwrap_or_default()
+        }
         other => panic!("{other:?}"),
     };
     assert!(dry(&mut mesh, "u").contains("reserved for tenant t"));
@@ -84,7 +89,10 @@ fn a_reservation_from_its_begin_to_its_end() {
     assert_eq!(mesh.get("b", waits).state, JobState::Pending);
     mesh.run(Span::secs(120));
     assert_eq!(mesh.get("b", waits).state, JobState::Running);
-    assert_eq!((mesh.get("a", id).state, mesh.keeps("a").len(), mesh.reserved("a")), (JobState::Succeeded, 0, 0));
+    assert_eq!(
+        (mesh.get("a", id).state, mesh.keeps("a").len(), mesh.reserved("a")),
+        (JobState::Succeeded, 0, 0)
+    );
 }
 
 #[test]
@@ -158,7 +166,15 @@ fn two_that_race_for_two_clusters_do_not_hold_half_each() {
 fn what_was_never_confirmed_is_let_go() {
     let mut mesh = Mesh::new(&[("a", 8), ("b", 8), ("c", 8)]);
     // b never answers: a holds its part meanwhile.
-    mesh.drop = |message| matches!(message, Message::Reserve(crate::core::reserve::ReserveWord::Held { .. } | crate::core::reserve::ReserveWord::Drop { .. }));
+    mesh.drop = |message| {
+        matches!(
+            message,
+            Message::Reserve(
+                crate::core::reserve::ReserveWord::Held { .. }
+                    | crate::core::reserve::ReserveWord::Drop { .. }
+            )
+        )
+    };
     let asked = mesh.asked(8, 300, 600);
     let id = mesh.reserve("c", "t", &asked, named(&["a"]));
     mesh.run(Span::secs(3));
@@ -211,7 +227,8 @@ fn a_mesh_under_upgrade_refuses_it_by_name() {
 #[test]
 fn a_reservation_counts_against_the_limit() {
     let mut mesh = Mesh::new(&[("a", 8), ("b", 8), ("c", 8)]);
-    let limits = crate::model::tenant::LimitsPatch { gpus: Some(Some(8)), ..Default::default() };
+    let limits =
+        crate::model::tenant::LimitsPatch { gpus: Some(Some(8)), grace: Some(None), ..Default::default() };
     let said = mesh.ask("a", ClientRequest::TenantSet { tenant: "t".into(), patch: Some(Box::new(limits)) });
     assert!(matches!(said, ClientResponse::Tenant(_)), "{said:?}");
     mesh.run(Span::secs(3));

@@ -67,15 +67,14 @@ pub fn reserve<'r, K: Copy + Ord + 'r>(
     // The same, less what is promised to others then.
     let beside = |n: usize, mut then: Books| {
         if let Some(kept) = kept {
-            let gone: BTreeSet<K> = ends[..n].iter().filter_map(|(.., one)| one.map(|(key, _)| *key)).collect();
+            let gone: BTreeSet<K> =
+                ends[..n].iter().filter_map(|(.., one)| one.map(|(key, _)| *key)).collect();
             let at = ends[..n].last().map_or(now, |(end, ..)| (*end).max(now));
             (kept.withhold)(&mut then, at, &|key| gone.contains(key));
         }
         then
     };
-    let fits = |n: usize| {
-        fit(&beside(n, after(n)), ranks, need, &Choice { mix: None, ..*choice }).is_some()
-    };
+    let fits = |n: usize| fit(&beside(n, after(n)), ranks, need, &Choice { mix: None, ..*choice }).is_some();
     // Letting more go never takes a fit away: so the least number is found in growing steps from where the sums
     // would do, then by halving.
     let mut low = enough(books, &ends, ranks, need)?;

@@ -757,8 +757,7 @@ impl<K: Copy + Ord> Scheduler<K> {
         let asked = (request.priority, request.ranks, &request.need);
         let loans = self.loans_for(key, request);
         let bits = self.conflicts(request, now);
-        let withhold =
-            |books: &mut Books, gone: &dyn Fn(&K) -> bool| self.withhold(books, bits, gone);
+        let withhold = |books: &mut Books, gone: &dyn Fn(&K) -> bool| self.withhold(books, bits, gone);
         let barred = |r: &Running| self.pinned_by(bits, r);
         let promised = preempt::Promised { withhold: &withhold, barred: &barred };
         preempt::victims(&self.books, self.running.iter(), asked, loans, &promised, now)

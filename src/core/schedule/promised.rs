@@ -95,8 +95,12 @@ fn choose(mut room: BTreeMap<u32, Vec<u32>>, gpus: u32) -> Vec<NodeShare> {
     let (mut shares, mut left) = (Vec::new(), gpus as usize);
     while left > 0 && !room.is_empty() {
         let size = |(_, free): &(&u32, &Vec<u32>)| free.len();
-        let whole = room.iter().filter(|one| size(one) <= left).max_by_key(|one| (size(one), std::cmp::Reverse(*one.0)));
-        let Some(node) = whole.or_else(|| room.iter().min_by_key(|one| (size(one), *one.0))).map(|(n, _)| *n) else {
+        let whole = room
+            .iter()
+            .filter(|one| size(one) <= left)
+            .max_by_key(|one| (size(one), std::cmp::Reverse(*one.0)));
+        let Some(node) = whole.or_else(|| room.iter().min_by_key(|one| (size(one), *one.0))).map(|(n, _)| *n)
+        else {
             break;
         };
         let mut free = room.remove(&node).unwrap_or_default();
@@ -191,7 +195,8 @@ impl<K: Copy + Ord> Scheduler<K> {
             let (mut cpus, mut memory) = (node.cpus / all * kept, node.memory / all * kept);
             for r in self.running.iter().filter(|(key, _)| !gone(key)).map(|(_, r)| r) {
                 for held in r.shares.iter().filter(|s| s.node == share.node && !s.gpus.is_empty()) {
-                    let (n, here) = (held.gpus.len() as u64, held.gpus.iter().filter(|g| share.gpus.contains(g)));
+                    let (n, here) =
+                        (held.gpus.len() as u64, held.gpus.iter().filter(|g| share.gpus.contains(g)));
                     let here = here.count() as u64;
                     cpus = cpus.saturating_sub(r.request.need.cpus / n * here);
                     memory = memory.saturating_sub(r.request.need.memory / n * here);
@@ -280,7 +285,9 @@ impl<K: Copy + Ord> Scheduler<K> {
         let idle = self.promised.list.iter().filter(|p| p.runs(now) && !self.use_of(p).1.is_empty());
         let tenants: BTreeSet<&str> = idle.map(|p| p.tenant.as_str()).collect();
         let named = tenants.into_iter().filter_map(|tenant| self.accounts.known(tenant));
-        named.flat_map(|tenant| self.queue.of(tenant).filter(|key| may(key)).take(self.config.depth)).collect()
+        named
+            .flat_map(|tenant| self.queue.of(tenant).filter(|key| may(key)).take(self.config.depth))
+            .collect()
     }
 
     /// Grants a request inside what is promised to its tenant. True if it was.
@@ -409,7 +416,8 @@ impl<K: Copy + Ord> Scheduler<K> {
             let (mut shares, mut free): (Vec<NodeShare>, _) = (Vec::new(), p.gpus);
             for s in &p.shares {
                 let here = room.get_mut(&s.node);
-                let stay: Vec<u32> = here.iter().flat_map(|g| g.iter()).filter(|g| s.gpus.contains(g)).copied().collect();
+                let stay: Vec<u32> =
+                    here.iter().flat_map(|g| g.iter()).filter(|g| s.gpus.contains(g)).copied().collect();
                 here.into_iter().for_each(|g| g.retain(|g| !stay.contains(g)));
                 free = free.saturating_sub(stay.len() as u32);
                 if !stay.is_empty() {

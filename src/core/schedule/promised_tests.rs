@@ -137,6 +137,7 @@ fn an_urgent_job_sends_nobody_away_for_capacity_that_is_promised() {
     assert_eq!(s.victims_of(&2, at(5)), None, "it could not start there");
     s.join(3, short, at(5));
     assert_eq!(s.victims_of(&3, at(5)), Some(1));
+    s.leave(&2);
     let decisions = s.decide(at(6), &all);
     assert_eq!(decisions, [Decision::Preempt { key: 3, victims: vec![1] }]);
 }
@@ -210,7 +211,8 @@ fn a_plan_counts_what_stays_and_says_when() {
     start(&mut s, 2, 1, None, false);
     let far = promise(&s, 9, "z", 1, (9_000, 9_100));
     set(&mut s, vec![far]);
-    let plan = |s: &S, gpus, from| s.plan_promise(&promise(s, 1, "t", gpus, (from, from + 100)), at(0), &|_| false);
+    let plan =
+        |s: &S, gpus, from| s.plan_promise(&promise(s, 1, "t", gpus, (from, from + 100)), at(0), &|_| false);
     let Err(short) = plan(&s, 16, 0) else { panic!("both are busy") };
     assert_eq!((short.can, short.held, short.next), (0, 16, None), "one of them has no end");
     let Err(short) = plan(&s, 8, 100) else { panic!("both are busy") };

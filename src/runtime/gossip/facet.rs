@@ -11,7 +11,8 @@ use serde::de::DeserializeOwned;
 use crate::base::{MeshId, PeerName, WallTime};
 use crate::model::alert::AlertsReport;
 use crate::model::report::{
-    BuildReport, CapacityReport, ContactReport, HealthReport, Inventory, LinkSample, QueueReport, ReservedReport,
+    BuildReport, CapacityReport, ContactReport, HealthReport, Inventory, LinkSample, QueueReport,
+    ReservedReport,
 };
 use crate::transport::PublicKey;
 use crate::transport::keys::SIGNATURE_BYTES;

@@ -42,7 +42,11 @@ fn operation(route: &Route) -> Value {
         json!({ "name": name, "in": "query", "description": meaning, "schema": { "type": kind } })
     }));
     let good =
-        if matches!(route.path, "/v1/jobs" | "/v1/tokens" | "/v1/reservations") && route.method == "POST" { "201" } else { "200" };
+        if matches!(route.path, "/v1/jobs" | "/v1/tokens" | "/v1/reservations") && route.method == "POST" {
+            "201"
+        } else {
+            "200"
+        };
     let mut operation = json!({
         "operationId": operation_id(route),
         "summary": route.summary,

@@ -53,7 +53,9 @@ fn moment(field: &str, value: &Value, now: WallTime) -> ApiResult<WallTime> {
         Value::String(text) if text == "now" => Ok(now),
         Value::String(text) => input::moment(field, text),
         Value::Number(n) => n.as_u64().map(WallTime).ok_or_else(|| wrong(format!("{field}: not a moment"))),
-        _ => Err(wrong(format!("{field}: not `now`, a date like 2026-06-01T12:00:00Z or milliseconds since 1970"))),
+        _ => Err(wrong(format!(
+            "{field}: not `now`, a date like 2026-06-01T12:00:00Z or milliseconds since 1970"
+        ))),
     }
 }
 
@@ -87,7 +89,9 @@ fn read(body: Body, now: WallTime) -> ApiResult<JobSpec> {
         }
         (None, Some(n)) => At::Any(n),
         (None, None) => At::Any(1),
-        (Some(_), Some(_)) => return Err(wrong("say `cluster` (which) or `clusters` (how many), one of them")),
+        (Some(_), Some(_)) => {
+            return Err(wrong("say `cluster` (which) or `clusters` (how many), one of them"));
+        }
     };
     let tenant = named("tenant", body.tenant, "default")?;
     let name = named("name", body.name, "reservation")?;

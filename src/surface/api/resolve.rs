@@ -233,8 +233,7 @@ async fn resolve_among(api: &Api, text: &str, reservations: bool) -> ApiResult<J
     if text.len() < PREFIX_MIN {
         return Err(ApiError::BadRequest(format!("id: give at least {PREFIX_MIN} characters")));
     }
-    let filter =
-        JobFilter { prefix: Some(text.clone()), limit: 20, reservations, ..JobFilter::default() };
+    let filter = JobFilter { prefix: Some(text.clone()), limit: 20, reservations, ..JobFilter::default() };
     let found = list(api, &filter).await?;
     match found.jobs.as_slice() {
         [] if found.unanswered.is_empty() => Err(ApiError::NoJob(text)),

@@ -96,7 +96,8 @@ fn cluster_text(style: Style, c: &ClusterDocument) -> String {
         let mut table = Table::new(style, &["RESERVED", "TENANT", "GPUS", "USED", "IDLE", "FROM", "TO"]);
         for r in &c.reservations {
             let id = if r.confirmed { r.id.short() } else { format!("{} (asked)", r.id.short()) };
-            let gpus = if r.short > 0 { format!("{} ({} short)", r.gpus, r.short) } else { r.gpus.to_string() };
+            let gpus =
+                if r.short > 0 { format!("{} ({} short)", r.gpus, r.short) } else { r.gpus.to_string() };
             let at = |ms| crate::model::timestamp::to_rfc3339(crate::base::WallTime(ms));
             let (used, idle) = (r.used.to_string(), r.idle.to_string());
             table.row([id, plain(&r.tenant), gpus, used, idle, at(r.from_ms), at(r.until_ms)]);

@@ -248,9 +248,11 @@ mod tests {
             no_wait: false,
         };
         let asked = body(&args, WallTime(5));
-        let same = json!({"tenant": "t", "gpus": 8, "gpu": ["H100"], "cluster": ["a"], "from": 5, "for": "60000ms"});
+        let same =
+            json!({"tenant": "t", "gpus": 8, "gpu": ["H100"], "cluster": ["a"], "from": 5, "for": "60000ms"});
         assert_eq!(asked, same);
-        let later = ReserveArgs { from: "2030-01-01T00:00:00Z".into(), cluster: vec![], clusters: Some(2), ..args };
+        let later =
+            ReserveArgs { from: "2030-01-01T00:00:00Z".into(), cluster: vec![], clusters: Some(2), ..args };
         let asked = body(&later, WallTime(5));
         assert_eq!((&asked["from"], &asked["clusters"]), (&json!("2030-01-01T00:00:00Z"), &json!(2)));
     }

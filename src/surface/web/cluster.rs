@@ -198,7 +198,8 @@ fn reservations(c: &ClusterDocument) -> String {
     let at = |ms| crate::model::timestamp::to_rfc3339(crate::base::WallTime(ms));
     let mut rows = String::new();
     for r in &c.reservations {
-        let short = if r.short > 0 { format!(" <span class=late>{} short</span>", r.short) } else { String::new() };
+        let short =
+            if r.short > 0 { format!(" <span class=late>{} short</span>", r.short) } else { String::new() };
         let asked = if r.confirmed { "" } else { " (asked)" };
         let _ = write!(
             rows,
