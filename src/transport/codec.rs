@@ -345,7 +345,10 @@ mod tests {
             (Message::Tenants(Vec::new()), "0d00"),
             (Message::TenantsWord(TenantsWord::Ask { after: None }), "0e0000"),
             (Message::TenantsWord(tell), "0e01000001"),
-            (Message::Reserve(hold), "0f"),
+            (
+                Message::Reserve(hold),
+                "0f3c7b2268656c64223a7b226964223a22626565717363696a626565717363696a626565717363696a626565717363696a222c22726f756e64223a317d7d",
+            ),
         ] {
             assert_eq!(HEXLOWER.encode(&encode(&message).expect("writes")), bytes, "{message:?}");
         }

@@ -525,6 +525,7 @@ fn key_of(spec: &JobSpec) -> JobSpec {
         checkpoint: None,
         retries: 0,
         on_lost_contact: crate::model::spec::OnLostContact::default(),
+        preemptible: Some(spec.may_be_preempted()),
         ..spec.clone()
     }
 }
@@ -539,6 +540,7 @@ fn alike(key: &JobSpec, spec: &JobSpec) -> bool {
         && key.data_sizes == spec.data_sizes
         && key.communication == spec.communication
         && key.max_runtime == spec.max_runtime
+        && key.preemptible == Some(spec.may_be_preempted())
         && key.placement == spec.placement
         && key.groups == spec.groups
 }
@@ -556,7 +558,7 @@ fn hash(spec: &JobSpec) -> u64 {
     for n in [u64::from(r.gpus), r.cpus.0, r.memory.0, u64::from(spec.nodes)] {
         eat(&n.to_le_bytes());
     }
-    eat(&[spec.placement.policy as u8]);
+    eat(&[spec.placement.policy as u8, u8::from(spec.may_be_preempted())]);
     for text in
         r.gpu.iter().chain(&spec.data).chain(&spec.image).chain([&spec.tenant]).chain(&spec.placement.regions)
     {

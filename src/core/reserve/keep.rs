@@ -54,6 +54,8 @@ struct Kept {
     /// When the record was asked last.
     checked: Instant,
     busy: bool,
+    /// The record's round is below the one under which this is held: an owner knew of one that was never chosen.
+    behind: Option<u64>,
     /// Its record cannot be asked since then.
     unsure: Option<Instant>,
     /// Its time has begun; for a line in the log.
@@ -84,7 +86,7 @@ impl Keeping {
 
 impl Kept {
     fn new(row: Row, now: Instant) -> Self {
-        Self { row, heard: now, checked: now, busy: false, unsure: None, begun: false }
+        Self { row, heard: now, checked: now, busy: false, behind: None, unsure: None, begun: false }
     }
 }
 
@@ -274,7 +276,8 @@ impl Peer {
         let now = self.now.mono;
         let Some(kept) = self.keeping.rows.get_mut(id) else { return };
         (kept.busy, kept.checked) = (true, now);
-        let change = Change::Reserve(ReserveChange::Lapse { round: kept.row.round });
+        let round = kept.behind.take().unwrap_or(kept.row.round);
+        let change = Change::Reserve(ReserveChange::Lapse { round });
         let origin = Origin::Job(kept.row.birth.clone());
         let purpose = Purpose::Reserve(ReservePurpose::Seen(*id));
         self.propose(origin, Task::Job(change), purpose, PATIENCE);
@@ -348,12 +351,18 @@ impl Peer {
         let (Some(state), Some(asked)) = (&record.reserve, record.asked()) else { return };
         let stands = record.state == JobState::Running && part.is_some();
         if let Some(kept) = self.keeping.rows.get_mut(&id) {
+            if record.state == JobState::Succeeded {
+                // Its owner's clock may be ahead; here it ends by this one.
+                return;
+            }
             if !stands {
                 let holds = record.state == JobState::Pending && state.round <= kept.row.round;
                 if record.state.is_final() {
                     self.let_go(&id, &record.reason);
                 } else if !holds {
                     self.let_go(&id, "not all clusters held it in time");
+                } else if state.round < kept.row.round {
+                    kept.behind = Some(state.round);
                 }
                 return;
             }
@@ -374,7 +383,8 @@ impl Peer {
             }
             return;
         }
-        if !stands || asked.until <= self.now.wall {
+        if !stands || asked.until <= self.now.wall || self.closed_for().is_some() {
+            // Its owner says so again.
             return;
         }
         // It is confirmed, and this disk knows nothing of it: a new disk.
