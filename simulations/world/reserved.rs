@@ -156,6 +156,9 @@ impl World {
             }
             if row.confirmed {
                 self.reserved.kept.insert(id);
+                let runs = row.asked.from <= wall && wall < row.asked.until;
+                let own = self.machines[i].attempts.values().any(|r| r.tenant == row.birth.tenant);
+                self.reserved.inside += usize::from(runs && own);
             }
         }
         let (core, pause) = (self.machines[i].life, self.machines[i].pause);
@@ -178,7 +181,6 @@ impl World {
             for running in self.machines[i].attempts.values() {
                 *runs.entry(running.tenant.clone()).or_default() += running.gpus;
             }
-            self.reserved.inside += kept.keys().filter(|t| runs.contains_key(*t)).count();
             for (tenant, gpus) in &kept {
                 let used = runs.entry(tenant.clone()).or_default();
                 *used = (*used).max(*gpus);

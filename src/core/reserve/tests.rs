@@ -258,3 +258,35 @@ fn a_reservation_counts_against_the_limit() {
     mesh.run(Span::secs(2));
     assert_eq!(mesh.get("a", own).state, JobState::Running, "it needs to ask nobody");
 }
+
+/// An older binary refuses the record instead of taking it for a job; a row of this build reads later.
+#[test]
+fn the_record_leads_with_a_version_of_its_own_and_rows_stay_readable() {
+    let mut mesh = Mesh::new(&[("a", 8)]);
+    let asked = mesh.asked(8, 300, 600);
+    let id = mesh.reserve("a", "t", &asked, named(&["a"]));
+    let record = mesh.get("a", id);
+    let value = crate::core::value::Value::job(record.clone());
+    let bytes = value.encode().expect("fits");
+    assert_eq!(bytes[0], 5);
+    assert_eq!(crate::core::value::Value::decode(&RecordKey::Job(id), &bytes), Ok(value));
+    // As it is on disk, with a field of a later version.
+    let row = r#"{"birth":BIRTH,"asked":{"gpus":8,"models":["H100-80G"],"from":5000,"until":605000},"round":1,
+        "confirmed":true,"shares":[{"node":0,"gpus":[0,1,2,3,4,5,6,7]}],"later":1}"#;
+    let row = row.replace("BIRTH", &serde_json::to_string(&record.birth).expect("plain"));
+    let key = format!("reserve/{id}").into_bytes();
+    let meta = BTreeMap::from([(b"mark".to_vec(), 7u64.to_be_bytes().to_vec()), (key, row.into_bytes())]);
+    let disk = DiskImage { tables: [(Table::Meta, meta)].into() };
+    let cfg = CoreConfig { nodes: nodes(8), ..config("a", StoreId([1; 16])) };
+    let now = Now { mono: Instant(9_000_000), wall: WallTime(4_000) };
+    let (mut core, _) = Peer::recover(cfg, &disk, now).expect("reads");
+    let later = Now { mono: Instant(11_500_000), wall: WallTime(6_500) };
+    let out = core.step(later, Input::Tick);
+    let told = out.iter().find_map(|o| match o {
+        Output::Report { queue, .. } => Some(queue),
+        _ => None,
+    });
+    let told = told.expect("a report");
+    assert_eq!((told.gpus_free["H100-80G"], told.gpus_reserved["H100-80G"]), (0, 8));
+    assert_eq!((told.reserved.len(), told.reserved[0].id, told.reserved[0].confirmed), (1, id, true));
+}
