@@ -60,7 +60,8 @@ impl World {
         for pair in 0..PAIRS {
             let when = Span::secs(3) + Span(self.more.below(chaos.saturating_sub(6_000_000).max(1)));
             for n in [2 * pair, 2 * pair + 1] {
-                self.at(when + Span(self.more.below(400_000)), Event::User(Act::Reserve(n)));
+                let apart = Span(self.more.below(400_000));
+                self.at(when + apart, Event::User(Act::Reserve(n)));
                 if self.more.chance(0.25) {
                     let ends = when + Span::secs(5 + self.more.below(40));
                     self.at(ends, Event::User(Act::Unreserve(n)));
