@@ -436,12 +436,11 @@ impl Peer {
                     // There may be room, and the tenant may not have it.
                     row.fits_now &= waits.is_none();
                     row.reasons.extend(waits.map(|why| Reason::Quota { text: why.clone(), passing: true }));
-                    let reserved = Some(&laid.prospects.reserved).filter(|why| !why.is_empty());
-                    row.fits_now &= reserved.is_none();
-                    if let Some(text) = reserved {
-                        // The cluster knows it better than its report does.
+                    let reserved = &laid.prospects.reserved;
+                    if !reserved.is_empty() {
+                        row.fits_now = false;
                         row.reasons.retain(|r| !matches!(r, Reason::Reserved { .. }));
-                        row.reasons.push(Reason::Reserved { text: text.clone() });
+                        row.reasons.push(Reason::Reserved { text: reserved.clone() });
                     }
                 }
             }
