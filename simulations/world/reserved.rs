@@ -141,13 +141,14 @@ impl World {
         if !self.scenario.reserved {
             return;
         }
+        let all = shapes::GPUS - self.scenario.judged_less;
         let (rows, wall, mut wrong) = (self.rows(i), WallTime(self.t.0 / 1000), Vec::new());
         for (at, row) in rows.iter().enumerate() {
             let pins = |row: &Row| -> BTreeSet<(u32, u32)> {
                 row.shares.iter().flat_map(|s| s.gpus.iter().map(|g| (s.node, *g))).collect()
             };
             let (mine, id) = (pins(row), row.birth.id());
-            if mine.len() > row.asked.gpus as usize || mine.iter().any(|(_, g)| *g >= shapes::GPUS) {
+            if mine.len() > row.asked.gpus as usize || mine.iter().any(|(_, g)| *g >= all) {
                 wrong.push(format!("R1: peer {i} pins {mine:?} for {id}"));
             }
             for other in rows[..at].iter().filter(|other| other.asked.meets(&row.asked)) {
@@ -187,7 +188,7 @@ impl World {
                 *used = (*used).max(*gpus);
             }
             let sum: u32 = runs.values().sum();
-            if sum > shapes::GPUS {
+            if sum > all {
                 wrong.push(format!("R2: peer {i} keeps {kept:?}, and with what runs that is {sum} GPUs"));
             }
         }
