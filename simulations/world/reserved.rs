@@ -192,6 +192,8 @@ impl World {
                 wrong.push(format!("R2: peer {i} keeps {kept:?}, and with what runs that is {sum} GPUs"));
             }
         }
+        // Once is enough: it would be seen again at every look.
+        wrong.retain(|w| !self.violations.contains(w));
         wrong.into_iter().for_each(|w| self.violation(w));
     }
 
