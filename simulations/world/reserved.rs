@@ -199,10 +199,10 @@ impl World {
 
     /// Every record of a reservation has ended, and nobody keeps anything for one any more.
     pub(super) fn reservations_over(&self) -> bool {
-        let ids = self.reserved.ids.iter().flatten();
+        let mut ids = self.reserved.ids.iter().flatten();
         let over = |id: &JobId| self.newest(id).is_none_or(|r| r.state.is_final());
         !self.scenario.reserved
-            || (ids.into_iter().all(over) && (0..self.machines.len()).all(|i| self.rows(i).is_empty()))
+            || (ids.all(over) && (0..self.machines.len()).all(|i| self.rows(i).is_empty()))
     }
 
     /// R3, once all has had its time since the healing.
