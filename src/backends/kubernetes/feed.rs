@@ -72,6 +72,14 @@ impl<V> Mirror<V> {
         self.lists.load(std::sync::atomic::Ordering::Relaxed)
     }
 
+    /// Takes a whole list for what is known; what was known and is not in it.
+    fn replace(&self, found: BTreeMap<String, V>) -> Vec<V> {
+        let mut objects = self.read();
+        let mut old = std::mem::replace(&mut *objects, found);
+        old.retain(|name, _| !objects.contains_key(name));
+        old.into_values().collect()
+    }
+
     fn works(&self) {
         let mut state = open(&self.state);
         (state.failing, state.listed, state.refused) = (None, true, None);
@@ -199,13 +207,12 @@ impl<T: Object, V: Clone + Send + 'static> Feed<T, V> {
                 found.insert(name_of(object), kept);
             }
         }
-        // Whatever is missing now went while nobody watched: that it did says nothing of how.
-        *self.mirror.read() = found.clone();
+        // Whatever is missing now went while nobody watched: that it did says nothing of how, but it is told.
+        let missing = self.mirror.replace(found.clone());
         self.mirror.lists.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         self.mirror.works();
-        for kept in found.values() {
-            (self.seen)(kept, true);
-        }
+        missing.iter().for_each(|kept| (self.seen)(kept, false));
+        found.values().for_each(|kept| (self.seen)(kept, true));
         Ok(version)
     }
 }
@@ -213,4 +220,19 @@ impl<T: Object, V: Clone + Send + 'static> Feed<T, V> {
 /// Between half and the whole of it, so that many peers do not come at once.
 pub fn jittered(pause: Span) -> Duration {
     pause.scale(500 + u64::from(rand::random::<u16>() % 500), 1_000).to_std()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_new_list_lacks_is_missed() {
+        let mirror = Mirror::<u32>::default();
+        let list = |names: &[(&str, u32)]| names.iter().map(|(n, v)| ((*n).to_owned(), *v)).collect();
+        assert!(mirror.replace(list(&[("a/1", 1), ("b/2", 2)])).is_empty());
+        // The same name with another identity is another object.
+        assert_eq!(mirror.replace(list(&[("a/3", 3), ("b/2", 4)])), [1]);
+        assert_eq!(mirror.replace(list(&[])), [3, 4]);
+    }
 }
