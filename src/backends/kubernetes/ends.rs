@@ -79,8 +79,10 @@ impl Keeper {
 
     /// The attempt of a Job, if it is this peer's: name *and* labels say so, and we know it.
     fn of_job(&self, job: &Job) -> Option<AttemptKey> {
-        let (key, mark) = names::read_labels(&job.metadata.labels)?;
-        (job.metadata.name == names::native_name(key) && self.is_ours(key, mark)).then_some(key)
+        let labels = &job.metadata.labels;
+        let (key, mark) = names::read_labels(labels)?;
+        let all = self.labels(key, mark).iter().all(|(k, v)| labels.get(k) == Some(v));
+        (all && job.metadata.name == names::native_name(key) && self.is_ours(key, mark)).then_some(key)
     }
 
     fn job_seen(&self, job: &Job, there: bool) {

@@ -97,14 +97,17 @@ impl<V> Mirror<V> {
 /// Hears of what changed, and whether it is still there.
 pub type Heard<V> = Box<dyn Fn(&V, bool) + Send + Sync>;
 
+/// From an object to what is kept of it; none where nothing is.
+pub type Keep<T, V> = Box<dyn Fn(&T) -> Option<V> + Send + Sync>;
+
 /// What is watched.
 pub struct Feed<T: Object, V> {
     /// Of the API: `/api/v1/pods`.
     pub folder: String,
     /// Selectors.
     pub query: String,
-    /// From an object to what is kept of it; none where nothing is.
-    pub keep: fn(&T) -> Option<V>,
+    /// What is kept.
+    pub keep: Keep<T, V>,
     /// Where it is kept.
     pub mirror: Arc<Mirror<V>>,
     /// Called after each change with what changed, now or last.

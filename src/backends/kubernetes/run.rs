@@ -78,7 +78,7 @@ impl Watch {
         let nodes = Feed::<Node, Node> {
             folder: "/api/v1/nodes".into(),
             query: String::new(),
-            keep: |node| Some(node.clone()),
+            keep: Box::new(|node| Some(node.clone())),
             mirror: self.nodes.clone(),
             seen: Box::new(|_, _| {}),
         };
@@ -87,20 +87,20 @@ impl Watch {
         let jobs = Feed::<Job, Job> {
             folder: api.place("apis/batch/v1", "jobs"),
             query: format!("labelSelector={selector}"),
-            keep: |job| Some(job.clone()),
+            keep: Box::new(|job| Some(job.clone())),
             mirror: self.jobs.clone(),
             seen: Box::new(move |job, there| keeper.note(Seen::Job(Box::new(job.clone()), there))),
         };
         self.tasks.spawn(jobs.run(api.clone(), stop.clone()));
-        let keeper = self.keeper.clone();
+        let (keeper, own) = (self.keeper.clone(), self.own());
         let pods = Feed::<Pod, PodRow> {
             // Everybody's: they all count as used.
             folder: "/api/v1/pods".into(),
             query: String::new(),
-            keep: |pod| {
-                let view = PodView::of(pod);
+            keep: Box::new(move |pod| {
+                let view = PodView::of(pod, &own);
                 Some((Load::of(pod, view.as_ref()), view))
-            },
+            }),
             mirror: self.pods.clone(),
             seen: Box::new(move |(_, view), there| {
                 if let Some(view) = view {
@@ -113,10 +113,10 @@ impl Watch {
         let events = Feed::<Event, (AttemptKey, String)> {
             folder: api.place("api/v1", "events"),
             query: "fieldSelector=involvedObject.kind%3DJob,reason%3DFailedCreate".into(),
-            keep: |event| {
+            keep: Box::new(|event| {
                 let key = names::read_name(&event.involved_object.name)?;
                 Some((key, event.message.chars().take(300).collect()))
-            },
+            }),
             mirror: Arc::default(),
             seen: Box::new(move |(key, why), there| {
                 if there {
@@ -152,6 +152,12 @@ impl Watch {
                 () = self.keeper.out.changed.notified() => {}
             }
         }
+    }
+
+    pub(super) fn own(&self) -> names::Own {
+        let config = &self.keeper.config;
+        let (peer, mesh) = (config.peer.to_string(), config.mesh.clone());
+        names::Own { namespace: self.api.namespace.clone(), peer, mesh }
     }
 
     fn jobs_folder(&self) -> String {
