@@ -80,6 +80,14 @@ impl<V> Mirror<V> {
         old.into_values().collect()
     }
 
+    /// An empty one that was listed.
+    #[cfg(test)]
+    pub(super) fn listed() -> Self {
+        let mirror = Self::default();
+        mirror.lists.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        mirror
+    }
+
     fn works(&self) {
         let mut state = open(&self.state);
         (state.failing, state.listed, state.refused) = (None, true, None);

@@ -46,6 +46,8 @@ pub struct Follower {
     pub uid: String,
     /// The attempt's folder of logs.
     pub folder: PathBuf,
+    /// The job's trace, for the log.
+    pub trace: String,
     /// Its rank.
     pub index: u32,
     /// How much is kept.
@@ -81,7 +83,7 @@ impl Follower {
                 Err(ApiError::Absent) | Err(ApiError::Refused(404, _)) => break,
                 Err(error) => {
                     failures += u32::from(was_over);
-                    tracing::info!(pod = %self.pod, %error, "the output of a pod cannot be read");
+                    tracing::info!(pod = %self.pod, trace = self.trace, %error, "the output of a pod cannot be read");
                     tokio::time::sleep(Duration::from_secs(1)).await;
                 }
             }
@@ -96,7 +98,7 @@ impl Follower {
 
     fn note(&self, place: &Place) {
         if let Err(error) = write_json_unsynced(&place_file(&self.folder, self.index), place) {
-            tracing::info!(pod = %self.pod, %error, "how far a pod's output was read cannot be noted");
+            tracing::info!(pod = %self.pod, trace = self.trace, %error, "how far a pod's output was read cannot be noted");
         }
     }
 

@@ -8,6 +8,7 @@
 //! What cannot be known is *unknown*, and nothing follows from it (`keeper`, `ends`).
 
 pub mod api;
+mod back;
 mod ends;
 pub mod feed;
 mod follow;

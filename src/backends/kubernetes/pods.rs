@@ -111,6 +111,12 @@ impl PodView {
         })
     }
 
+    /// Nothing of it runs or ever will: its kubelet says that it has ended, or that it did not take it.
+    pub fn never_runs(&self) -> bool {
+        let refused = matches!(self.trouble, Some(Trouble::Evicted(_) | Trouble::Unschedulable(_)));
+        self.ended.is_some() || self.over && refused
+    }
+
     /// What the guard left as its last word.
     pub fn last_word(&self) -> Option<Ended> {
         serde_json::from_str(self.ended.as_ref()?.message.trim()).ok()

@@ -38,12 +38,12 @@ type PodRow = (Load, Option<PodView>);
 /// What all loops share.
 #[derive(Clone)]
 pub(super) struct Watch {
-    keeper: Arc<Keeper>,
-    api: Arc<Api>,
+    pub(super) keeper: Arc<Keeper>,
+    pub(super) api: Arc<Api>,
     tasks: TaskTracker,
     stop: CancellationToken,
     wake: broadcast::Sender<AttemptKey>,
-    nodes: Arc<Mirror<Node>>,
+    pub(super) nodes: Arc<Mirror<Node>>,
     pods: Arc<Mirror<PodRow>>,
     jobs: Arc<Mirror<Job>>,
     follows: Arc<Semaphore>,
@@ -160,7 +160,7 @@ impl Watch {
         names::Own { namespace: self.api.namespace.clone(), peer, mesh }
     }
 
-    fn jobs_folder(&self) -> String {
+    pub(super) fn jobs_folder(&self) -> String {
         self.api.place("apis/batch/v1", "jobs")
     }
 
@@ -175,10 +175,11 @@ impl Watch {
                 };
                 let _ = tokio::task::spawn_blocking(move || keeper.made(key, made)).await;
             }
+            Act::GiveBack(key) => self.give_back(key).await,
             Act::Hold(key) => {
-                let done = self.suspend(key, true).await;
+                let done = self.suspend(key, None, true).await;
                 if let Err(error) = &done {
-                    tracing::info!(%key, %error, "a gang could not be taken back");
+                    tracing::info!(%key, trace = self.keeper.dir(key).trace(), %error, "a gang could not be taken back");
                 }
                 keeper.held(key, done.is_ok());
             }
@@ -186,11 +187,12 @@ impl Watch {
                 let answer = self.api.get::<Job>(&self.jobs_folder(), &names::native_name(key)).await;
                 let _ = tokio::task::spawn_blocking(move || keeper.looked(key, answer)).await;
             }
-            Act::End(key) => {
+            Act::End(key, uid) => {
                 let pause = Span::secs(1);
-                while let Err(error) = self.suspend(key, true).await {
-                    tracing::info!(%key, %error, "an attempt's pods could not be ended");
-                    if matches!(error, ApiError::Absent | ApiError::Refused(..)) || self.pause(pause).await {
+                while let Err(error) = self.end(key, uid.as_deref()).await {
+                    tracing::info!(%key, trace = self.keeper.dir(key).trace(), %error, "an attempt's pods could not be ended");
+                    let pause = if matches!(error, ApiError::Refused(..)) { PAUSE_MAX } else { pause };
+                    if error == ApiError::Absent || self.pause(pause).await {
                         return;
                     }
                 }
@@ -212,6 +214,14 @@ impl Watch {
     async fn make(&self, key: AttemptKey, release: bool) -> Result<Made, ApiError> {
         let Some(kept) = self.keeper.kept(key) else { return Ok(Made::Unknown("its folder is gone".into())) };
         let (jobs, name) = (self.jobs_folder(), names::native_name(key));
+        let may_release = || {
+            let keeper = self.keeper.clone();
+            async move { tokio::task::spawn_blocking(move || keeper.may_release(key)).await.unwrap_or(false) }
+        };
+        // Somebody else lets pods come, as soon as it is there.
+        if kept.queued && !may_release().await {
+            return Ok(Made::Unknown("it was stopped meanwhile".into()));
+        }
         let mut wanted = kept.job.clone();
         // One name per Job, so that a Secret that goes with an earlier Job is not taken for this one's.
         let own = format!("{name}-{:08x}", rand::random::<u32>());
@@ -241,14 +251,24 @@ impl Watch {
             let object = make::group(key, made, &meta.uid);
             already(self.api.create(&self.api.place(group, "podgroups"), &object).await)?;
         }
-        if release && !kept.queued {
-            self.suspend(key, false).await?;
+        let release = release && !kept.queued && may_release().await;
+        if release {
+            self.suspend(key, Some(&meta.uid), false).await?;
         }
-        Ok(Made::There(meta.uid, release && !kept.queued))
+        Ok(Made::There(meta.uid, release))
     }
 
-    async fn suspend(&self, key: AttemptKey, suspend: bool) -> Result<(), ApiError> {
-        let patch = json!({ "spec": { "suspend": suspend } });
+    /// Of the Job with this identity only, where it is known.
+    pub(super) async fn suspend(
+        &self,
+        key: AttemptKey,
+        uid: Option<&str>,
+        suspend: bool,
+    ) -> Result<(), ApiError> {
+        let mut patch = json!({ "spec": { "suspend": suspend } });
+        if let Some(uid) = uid {
+            patch["metadata"] = json!({ "uid": uid });
+        }
         self.api.patch(&self.jobs_folder(), &names::native_name(key), &patch).await
     }
 
@@ -265,7 +285,9 @@ impl Watch {
             match self.remove_once(key).await {
                 Ok(true) => break self.keeper.removed(key),
                 Ok(false) => {}
-                Err(error) => tracing::info!(%key, %error, "an attempt's Job could not be removed"),
+                Err(error) => {
+                    tracing::info!(%key, trace = self.keeper.dir(key).trace(), %error, "an attempt's Job could not be removed")
+                }
             }
             if self.pause(REMOVE_AGAIN).await {
                 break;
@@ -288,25 +310,46 @@ impl Watch {
             // Somebody else's of the same name: untouched.
             return Ok(true);
         }
-        let Meta { uid, resource_version, finalizers, deletion_timestamp, .. } = job.metadata;
-        if deletion_timestamp.is_none() {
-            self.api.delete(&jobs, &name, &uid).await?;
-        }
-        if finalizers.iter().any(|f| f == names::FINALIZER) {
-            let rest: Vec<&String> = finalizers.iter().filter(|f| *f != names::FINALIZER).collect();
-            let mut meta = json!({ "finalizers": rest, "uid": uid });
-            if deletion_timestamp.is_some() {
-                // Nobody else's finalizer is lost to a change in between.
-                meta["resourceVersion"] = resource_version.into();
-                return match self.api.patch(&jobs, &name, &json!({ "metadata": meta })).await {
-                    Ok(()) | Err(ApiError::Absent) => Ok(true),
-                    Err(other) => Err(other),
-                };
+        let meta = job.metadata;
+        if meta.deletion_timestamp.is_none() {
+            self.api.delete(&jobs, &name, &meta.uid).await?;
+            if meta.finalizers.iter().any(|f| f == names::FINALIZER) {
+                // Deleted just now: its version has changed.
+                return Box::pin(self.remove_once(key)).await;
             }
-            // Deleted just now: its version has changed.
-            return Box::pin(self.remove_once(key)).await;
         }
-        Ok(true)
+        match self.let_go(&name, meta).await {
+            Ok(()) | Err(ApiError::Absent) => Ok(true),
+            Err(other) => Err(other),
+        }
+    }
+
+    /// A Job that was deleted goes, as far as that is ours to say.
+    async fn let_go(&self, name: &str, meta: Meta) -> Result<(), ApiError> {
+        let Meta { uid, resource_version, finalizers, .. } = meta;
+        if finalizers.iter().all(|f| f != names::FINALIZER) {
+            return Ok(());
+        }
+        let rest: Vec<&String> = finalizers.iter().filter(|f| *f != names::FINALIZER).collect();
+        // Nobody else's finalizer is lost to a change in between.
+        let meta = json!({ "finalizers": rest, "uid": uid, "resourceVersion": resource_version });
+        self.api.patch(&self.jobs_folder(), name, &json!({ "metadata": meta })).await
+    }
+
+    /// Ends its pods. A Job that was deleted does not do that by itself while our finalizer keeps it; it was to end,
+    /// and what its pods say is heard from them.
+    pub(super) async fn end(&self, key: AttemptKey, uid: Option<&str>) -> Result<(), ApiError> {
+        let (name, kept) = (names::native_name(key), self.keeper.kept(key));
+        let job: Job = self.api.get(&self.jobs_folder(), &name).await?;
+        let ours = kept.map(|kept| self.keeper.labels(key, &kept.mark)).unwrap_or_default();
+        let is_ours = !ours.is_empty() && ours.iter().all(|(k, v)| job.metadata.labels.get(k) == Some(v));
+        if !is_ours || uid.is_some_and(|uid| uid != job.metadata.uid) {
+            return Err(ApiError::Absent);
+        }
+        if job.metadata.deletion_timestamp.is_some() {
+            return self.let_go(&name, job.metadata).await;
+        }
+        self.suspend(key, Some(&job.metadata.uid), true).await
     }
 
     async fn follow(&self, key: AttemptKey, pod: PodView) {
@@ -315,6 +358,7 @@ impl Watch {
             pod: pod.name.clone(),
             uid: pod.uid.clone(),
             folder: self.keeper.dir(key).logs(),
+            trace: self.keeper.dir(key).trace(),
             index: pod.index,
             limits: self.keeper.config.logs,
         };
@@ -440,19 +484,43 @@ impl super::objects::Object for Written {
     }
 }
 
-fn volumes(job: &Value) -> Option<&Vec<Value>> {
-    job["spec"]["template"]["spec"]["volumes"].as_array()
-}
-
+/// Where a Job names its Secret: among its volumes, or for the environment of its containers.
 fn secret_of(job: &serde_json::Map<String, Value>) -> Option<String> {
-    let all = Value::Object(job.clone());
-    volumes(&all)?.iter().find_map(|v| v["secret"]["secretName"].as_str().map(str::to_owned))
+    let pod = &job.get("spec")?["template"]["spec"];
+    let all = |list: &Value| list.as_array().cloned().unwrap_or_default();
+    let volume =
+        all(&pod["volumes"]).iter().find_map(|v| v["secret"]["secretName"].as_str().map(str::to_owned));
+    let froms = all(&pod["containers"]).into_iter().flat_map(|c| all(&c["envFrom"]));
+    volume.or_else(|| froms.into_iter().find_map(|f| f["secretRef"]["name"].as_str().map(str::to_owned)))
 }
 
 fn set_secret(job: &mut Value, name: &str) {
-    if let Some(all) = job["spec"]["template"]["spec"]["volumes"].as_array_mut() {
-        for volume in all.iter_mut().filter(|v| v["secret"].is_object()) {
-            volume["secret"]["secretName"] = name.into();
+    fn all<'a>(of: &'a mut Value, list: &str) -> impl Iterator<Item = &'a mut Value> {
+        of.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten()
+    }
+    let pod = &mut job["spec"]["template"]["spec"];
+    for volume in all(pod, "volumes").filter(|v| v["secret"].is_object()) {
+        volume["secret"]["secretName"] = name.into();
+    }
+    for from in all(pod, "containers").flat_map(|c| all(c, "envFrom")) {
+        from["secretRef"]["name"] = name.into();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_jobs_secret_is_found_where_it_is_set() {
+        let guarded = json!({ "volumes": [{ "emptyDir": {} }, { "secret": { "secretName": "x" } }] });
+        let plain =
+            json!({ "containers": [{ "name": "main", "envFrom": [{ "secretRef": { "name": "x" } }] }] });
+        for pod in [guarded, plain] {
+            let mut job = json!({ "spec": { "template": { "spec": pod } } });
+            set_secret(&mut job, "own");
+            let fields = job.as_object().cloned().unwrap_or_default();
+            assert_eq!(secret_of(&fields).as_deref(), Some("own"), "{job}");
         }
     }
 }
