@@ -1,4 +1,5 @@
 //! What is concluded of what Kubernetes says, and what is not.
+// tidy: long because all that is concluded of an attempt is to be read in one place
 
 use super::api::ApiError;
 use super::feed::Mirror;

@@ -20,6 +20,8 @@ use crate::base::Span;
 const SILENCE: Duration = Duration::from_secs(600);
 /// Between two notes of how far was read.
 const NOTE_EVERY: Span = Span::millis(200);
+/// At the end of a line that was cut.
+const CUT: &[u8] = b" [starling: this line was too long, and is cut here]";
 /// Tries after the container has ended.
 const TRIES: u32 = 5;
 
@@ -112,7 +114,7 @@ impl Follower {
         let (until, seen) = (place.at.clone(), place.lines);
         let mut same = 0;
         let mut noted = clock::now();
-        while let Some(line) = lines.next().await? {
+        while let Some((line, cut)) = lines.next_cut().await? {
             let Some(space) = line.iter().position(|b| *b == b' ') else { continue };
             let (at, text) = line.split_at(space);
             let at = String::from_utf8_lossy(at).into_owned();
@@ -126,6 +128,9 @@ impl Follower {
                 }
             }
             let mut text = text.get(1..).unwrap_or_default().to_vec();
+            if cut {
+                text.extend_from_slice(CUT);
+            }
             text.push(b'\n');
             file.write(&text);
             place.lines = if place.at == at { place.lines + 1 } else { 1 };

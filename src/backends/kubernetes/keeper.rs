@@ -703,6 +703,7 @@ mod tests {
             include_str!("ends.rs"),
             include_str!("follow.rs"),
             include_str!("keeper.rs"),
+            include_str!("remove.rs"),
             include_str!("run.rs"),
         ];
         let mut about = 0;

@@ -18,6 +18,7 @@ pub mod names;
 pub mod nodes;
 pub mod objects;
 pub mod pods;
+mod remove;
 mod run;
 pub mod stream;
 mod waits;
