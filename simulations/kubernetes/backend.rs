@@ -160,7 +160,7 @@ pub fn a_gang_begins_together_and_its_first_failure_counts() {
     });
 }
 
-async fn wait_until_async(what: &str, mut done: impl AsyncFnMut() -> bool) {
+pub async fn wait_until_async(what: &str, mut done: impl AsyncFnMut() -> bool) {
     for _ in 0..1_200 {
         if done().await {
             return;

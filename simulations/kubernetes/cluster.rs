@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use hyper::Request;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use serde_json::{Value, json};
+use starling::backends::local::clock::TEST_CLOCK;
 use tokio_util::sync::CancellationToken;
 
 use super::harness::STARLING;
@@ -40,6 +41,8 @@ pub struct Wishes {
     pub twice: AtomicBool,
     /// Kubelets do not answer: nothing is started, nothing is reported.
     pub dead_kubelets: AtomicBool,
+    /// The machines of all nodes lose their power, once.
+    pub power_cut: AtomicBool,
     /// Pods that were started, by identity.
     pub started: Mutex<BTreeSet<String>>,
 }
@@ -113,6 +116,11 @@ impl Cluster {
     }
 
     async fn round(&mut self) -> Result<(), String> {
+        if self.wishes.power_cut.load(Ordering::SeqCst) {
+            self.kill_all();
+            self.runs.clear();
+            self.wishes.power_cut.store(false, Ordering::SeqCst);
+        }
         let pods = self.call("GET", "/api/v1/pods", None).await?;
         let pods: Vec<Value> = list(&pods["items"]).cloned().collect();
         if !self.wishes.dead_kubelets.load(Ordering::SeqCst) {
@@ -505,9 +513,15 @@ impl Cluster {
         }
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]).current_dir(own).stdin(Stdio::null());
-        for name in
-            ["STARLING_PEER", "STARLING_TOKEN", "STARLING_CA", "STARLING_STATE", "RUST_LOG", "KUBECONFIG"]
-        {
+        for name in [
+            "STARLING_PEER",
+            "STARLING_TOKEN",
+            "STARLING_CA",
+            "STARLING_STATE",
+            "RUST_LOG",
+            "KUBECONFIG",
+            TEST_CLOCK,
+        ] {
             command.env_remove(name);
         }
         for env in list(&container["env"]) {
@@ -523,6 +537,12 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
+        self.kill_all();
+    }
+}
+
+impl Cluster {
+    fn kill_all(&mut self) {
         for run in self.runs.values_mut() {
             if let Some(pid) = Pid::from_raw(run.child.id() as i32) {
                 let _ = kill_process_group(pid, Signal::KILL);

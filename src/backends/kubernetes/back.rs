@@ -167,11 +167,10 @@ impl Keeper {
         }
         // A kubelet that lives ends what is not in its list; one that does not may go on with it.
         let lost = live.placed.iter().find(|(uid, node)| !listed.contains(*uid) && !up.contains(*node));
-        if let Some(name) = could_run {
-            live.doing = format!("to be given back: waiting for its pod {name} to be gone");
+        let waits = if let Some(name) = could_run {
+            format!("waiting for its pod {name} to be gone")
         } else if let Some((_, node)) = lost {
-            live.doing =
-                format!("to be given back: its pod is gone, and so is its node {node}, where it may run on");
+            format!("its pod is gone, and so is its node {node}, where it may run on")
         } else {
             back.proofs += 1;
             if back.proofs >= ABSENT_ANSWERS {
@@ -180,6 +179,10 @@ impl Keeper {
                 self.close_unstarted(key, outcome);
             }
             return Step::Wait;
+        };
+        if live.doing != waits {
+            tracing::warn!(%key, trace = self.dir(key).trace(), "not given back yet: {waits}");
+            live.doing = waits;
         }
         back.proofs = 0;
         // Deleted by somebody, while our finalizer keeps it, it ends no pods.
