@@ -201,6 +201,11 @@ pub fn clocks_that_are_ten_minutes_apart_lose_no_output_and_end_nothing() {
             conformance::wait_for_output(&*desk.backend, key(n), "one").await;
             ear.started(key(n)).await;
             // Another run of the peer reads on where this one was.
+            let place = desk.backend.attempt_dir(key(n)).join("logs/place-0.json");
+            wait_until("how far it was read is noted", || {
+                fs::read_to_string(&place).is_ok_and(|p| p.contains("\"lines\":1"))
+            })
+            .await;
             drop(ear);
             desk.restart().await;
             let (mut ear, running) = Ear::adopt(&*desk.backend).await;

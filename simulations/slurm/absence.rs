@@ -3,7 +3,6 @@
 
 use std::fs;
 
-use starling::backends::Backend;
 use starling::backends::conformance::{Ear, key, now, script, wait_until};
 use starling::backends::slurm::SlurmConfig;
 use starling::base::Span;

@@ -20,6 +20,8 @@ use crate::base::Span;
 const SILENCE: Duration = Duration::from_secs(600);
 /// Between two notes of how far was read.
 const NOTE_EVERY: Span = Span::millis(200);
+/// With nothing to note there is nothing to wake up for.
+const SILENCE_NOTED: Span = Span::secs(3_600);
 /// At the end of a line that was cut.
 const CUT: &[u8] = b" [starling: this line was too long, and is cut here]";
 /// Tries after the container has ended.
@@ -113,8 +115,21 @@ impl Follower {
         // What came before is said again, from the second in which it was.
         let (until, seen) = (place.at.clone(), place.lines);
         let mut same = 0;
-        let mut noted = clock::now();
-        while let Some((line, cut)) = lines.next_cut().await? {
+        let (mut noted, mut fresh) = (clock::now(), false);
+        loop {
+            // Noted also when the program falls silent: the next run of the peer goes on there.
+            let pause = if fresh { NOTE_EVERY } else { SILENCE_NOTED };
+            let next = match tokio::time::timeout(pause.to_std(), lines.next_cut()).await {
+                Ok(next) => next?,
+                Err(_) => {
+                    if std::mem::take(&mut fresh) {
+                        noted = clock::now();
+                        self.note(place);
+                    }
+                    continue;
+                }
+            };
+            let Some((line, cut)) = next else { break };
             let Some(space) = line.iter().position(|b| *b == b' ') else { continue };
             let (at, text) = line.split_at(space);
             let at = String::from_utf8_lossy(at).into_owned();
@@ -136,7 +151,8 @@ impl Follower {
             place.lines = if place.at == at { place.lines + 1 } else { 1 };
             place.at = at;
             // Not at each line of a chatty program: what is said twice after a crash is little.
-            if clock::now().since(noted) > NOTE_EVERY {
+            fresh = clock::now().since(noted) <= NOTE_EVERY;
+            if !fresh {
                 noted = clock::now();
                 self.note(place);
             }
