@@ -48,6 +48,7 @@ pub fn a_bad_network_loses_nothing_and_starts_nothing_twice() {
         ];
         // Each begins under a fault, and lives through all that follow.
         for (n, fault) in (1..).zip(faults) {
+            tracing::info!(n, ?fault, "a fault");
             proxy.set(fault);
             desk.go(key(n), script(&text)).await;
             let from = proxy.requests.load(Ordering::SeqCst);
@@ -56,6 +57,7 @@ pub fn a_bad_network_loses_nothing_and_starts_nothing_twice() {
             })
             .await;
             proxy.set(Fault::None);
+            tracing::info!(n, "healed");
             ear.started(key(n)).await;
         }
         let server = ground.server.as_ref().expect("recorded");

@@ -67,6 +67,10 @@ fn main() -> ExitCode {
     if !speed::has_clock() {
         return speed::with_clock();
     }
+    if std::env::var_os("RUST_LOG").is_some() {
+        let filter = tracing_subscriber::EnvFilter::from_default_env();
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    }
     println!("\nrunning {} tests", chosen.len());
     match real::binaries() {
         Some(folder) => println!("kubernetes: against the REAL kube-apiserver of {}", folder.display()),
