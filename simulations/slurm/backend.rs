@@ -83,34 +83,49 @@ pub fn it_runs_programs(ground: &mut Ground) {
 }
 
 /// slurmrestd of this cluster on a unix socket.
-struct Restd(Child);
+pub struct Restd {
+    child: Child,
+    socket: PathBuf,
+}
+
+impl Restd {
+    /// None where it is not installed.
+    pub fn start(conf: &Path, folder: &Path) -> Option<Self> {
+        if !Path::new("/usr/sbin/slurmrestd").exists() {
+            println!("not tried: slurmrestd is not installed");
+            return None;
+        }
+        let socket = folder.join("rest.sock");
+        let _ = std::fs::remove_file(&socket);
+        let mut command = Command::new("slurmrestd");
+        command.args(["-f", &conf.display().to_string(), "-a", "rest_auth/local"]);
+        // Without slurmdbd its plugins must be named, and their names have changed.
+        let version = Command::new("slurmrestd").arg("-V").output().expect("slurmrestd");
+        let old = String::from_utf8_lossy(&version.stdout).contains(" 22.");
+        command.args(["-s", if old { "openapi/v0.0.38" } else { "slurmctld" }]);
+        command.arg(format!("unix:{}", socket.display()));
+        command.env("SLURM_CONF", conf).env("SLURMRESTD_SECURITY", "disable_user_check");
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let restd = Self { child: command.spawn().expect("slurmrestd starts"), socket };
+        until("its socket is there", || if restd.socket.exists() { Ok(()) } else { Err("no socket".into()) });
+        Some(restd)
+    }
+    pub fn address(&self) -> String {
+        format!("unix:{}", self.socket.display())
+    }
+}
 
 impl Drop for Restd {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
 pub fn through_slurmrestd_too(ground: &mut Ground) {
-    if !Path::new("/usr/sbin/slurmrestd").exists() {
-        println!("not tried: slurmrestd is not installed");
-        return;
-    }
     let (conf, folder) = (ground.a.conf(), ground.folder("rest"));
-    let socket = folder.join("rest.sock");
-    let mut command = Command::new("slurmrestd");
-    command.args(["-f", &conf.display().to_string(), "-a", "rest_auth/local"]);
-    // Without slurmdbd its plugins must be named, and their names have changed.
-    let version = Command::new("slurmrestd").arg("-V").output().expect("slurmrestd");
-    let old = String::from_utf8_lossy(&version.stdout).contains(" 22.");
-    command.args(["-s", if old { "openapi/v0.0.38" } else { "slurmctld" }]);
-    command.arg(format!("unix:{}", socket.display()));
-    command.env("SLURM_CONF", &conf).env("SLURMRESTD_SECURITY", "disable_user_check");
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    let _restd = Restd(command.spawn().expect("slurmrestd starts"));
-    until("its socket is there", || if socket.exists() { Ok(()) } else { Err("no socket".into()) });
-    let rest = format!("unix:{}", socket.display());
+    let Some(restd) = Restd::start(&conf, &folder) else { return };
+    let rest = restd.address();
     block_on(async {
         let change = |c: &mut SlurmConfig| {
             c.rest = Some(rest);
