@@ -23,7 +23,7 @@ use crate::runtime::handle::ProxyRequest;
 use crate::runtime::mesh::Mesh;
 use crate::runtime::store::Store;
 use crate::surface::api::serve_proxy;
-use crate::transport::{Incoming, Net, SendStream, codec};
+use crate::transport::{Arrivals, Incoming, Net, SendStream, codec};
 
 /// The core's way out: the transport and gossip.
 pub struct MeshOutlet {
@@ -188,7 +188,7 @@ pub async fn incoming(
     core: CoreHandle,
     mesh: Mesh,
     router: Router,
-    mut incoming: mpsc::Receiver<Incoming>,
+    mut incoming: Arrivals,
     cancel: CancellationToken,
 ) {
     let requests = TaskTracker::new();

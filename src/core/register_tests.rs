@@ -50,7 +50,7 @@ impl Mesh {
         }
     }
 
-    fn accepted(&self, i: usize, key: &RecordKey) -> Option<(u64, Vec<u8>)> {
+    fn accepted(&self, i: usize, key: &RecordKey) -> Option<(u64, super::acceptor::Encoded)> {
         let slot = self.peers[i].acceptor.slot(key)?;
         slot.accepted.as_ref().map(|(ballot, value)| (ballot.round, value.clone()))
     }

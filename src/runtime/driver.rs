@@ -96,8 +96,10 @@ impl CoreHandle {
     /// An event of a part beside the core that is worth keeping.
     pub fn note(&self, event: Event) {
         // Nobody may be subscribed.
-        let _ = self.journal.send(event.clone());
-        let _ = self.events.send(event);
+        if self.events.receiver_count() > 0 {
+            let _ = self.events.send(event.clone());
+        }
+        let _ = self.journal.send(event);
     }
 
     /// Where events are sent, for parts beside the core that have some.

@@ -60,7 +60,7 @@ impl Admission for Book {
 
 struct Peer {
     net: Net,
-    incoming: mpsc::Receiver<Incoming>,
+    incoming: Arrivals,
     folder: tempfile::TempDir,
 }
 
