@@ -106,6 +106,8 @@ const VALUE_VERSION_ARRAY: u8 = 3;
 const VALUE_VERSION_GROUPS: u8 = 4;
 /// Leads a record that moves or has moved: an older binary would miss the seal, so it must not read it.
 const VALUE_VERSION_MOVED: u8 = 2;
+/// Few values are longer.
+const USUAL_BYTES: usize = 2_048;
 
 impl Value {
     /// Bytes for the register.
@@ -114,12 +116,13 @@ impl Value {
         let with_groups = |r: &JobRecord| r.groups.is_some() || r.group_of.is_some();
         let grouped =
             |r: &JobRecord| r.spec.array.is_some() || r.array_of.is_some() || !r.spec.after.is_empty();
-        let mut bytes = match self {
-            Value::Job(record) if with_groups(record) => vec![VALUE_VERSION_GROUPS],
-            Value::Job(record) if grouped(record) => vec![VALUE_VERSION_ARRAY],
-            Value::Job(record) if moved(record) => vec![VALUE_VERSION_MOVED],
-            _ => vec![VALUE_VERSION],
-        };
+        let mut bytes = Vec::with_capacity(USUAL_BYTES);
+        bytes.push(match self {
+            Value::Job(record) if with_groups(record) => VALUE_VERSION_GROUPS,
+            Value::Job(record) if grouped(record) => VALUE_VERSION_ARRAY,
+            Value::Job(record) if moved(record) => VALUE_VERSION_MOVED,
+            _ => VALUE_VERSION,
+        });
         let written = match self {
             Value::Job(record) => serde_json::to_writer(&mut bytes, record),
             Value::Contact(record) => serde_json::to_writer(&mut bytes, record),

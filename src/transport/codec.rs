@@ -14,6 +14,9 @@ pub const HEADER_BYTES: usize = 7;
 /// Largest payload.
 pub const FRAME_BYTES_MAX: usize = 1 << 20;
 
+/// Most values are shorter, but for what carries a record.
+const USUAL_BYTES: usize = 256;
+
 /// Why bytes could not be written or read. Nothing was taken from them.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CodecError {
@@ -47,8 +50,10 @@ pub enum CodecError {
 
 /// Writes a value.
 pub fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, CodecError> {
-    bincode::serde::encode_to_vec(value, bincode::config::standard())
-        .map_err(|e| CodecError::Unwritable(e.to_string()))
+    let mut bytes = Vec::with_capacity(USUAL_BYTES);
+    bincode::serde::encode_into_std_write(value, &mut bytes, bincode::config::standard())
+        .map_err(|e| CodecError::Unwritable(e.to_string()))?;
+    Ok(bytes)
 }
 
 /// Reads a value from exactly these bytes, at most `limit` of them.
