@@ -232,7 +232,11 @@ async fn seeing(args: &Args) -> anyhow::Result<()> {
         "of a core",
         "load",
     ];
-    let text = format!("{}\n{} cores for all peers of a mesh; goal at most 1 % of a core", table(&head, &rows), cores());
+    let text = format!(
+        "{}\n{} cores for all peers of a mesh; goal at most 1 % of a core",
+        table(&head, &rows),
+        cores()
+    );
     print(args, &json!({ "bench": "idle", "mode": "seeing", "cores": cores(), "sizes": sizes }), &text);
     Ok(())
 }

@@ -276,7 +276,19 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
     let (api_tasks, api_cancel) = (TaskTracker::new(), CancellationToken::new());
     let listeners = listeners(&settings, api_listener)?;
     api_tasks.spawn(serve_api(listeners, router, api_cancel.clone()));
-    Ok(Running { node, quic, api, settings, backend, tracker, api_tasks, cancel, api_cancel, failure, seeing })
+    Ok(Running {
+        node,
+        quic,
+        api,
+        settings,
+        backend,
+        tracker,
+        api_tasks,
+        cancel,
+        api_cancel,
+        failure,
+        seeing,
+    })
 }
 
 async fn serve_api(listeners: ApiListeners, router: axum::Router, cancel: CancellationToken) {

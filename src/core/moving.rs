@@ -128,8 +128,7 @@ impl Peer {
     /// Somebody holds this record in a newer generation: operations on it go there.
     pub(super) fn on_held(&mut self, key: RecordKey, generation: u32, homes: Vec<Home>) {
         // Believed only by who has asked, since the homes that it knew do not answer.
-        let behind =
-            |op: &&Op| op.key == key && op.generation < generation && op.resends >= SEARCH_AT;
+        let behind = |op: &&Op| op.key == key && op.generation < generation && op.resends >= SEARCH_AT;
         let ids: Vec<u64> = self.proposer.active.values().filter(behind).map(|op| op.id).collect();
         if let Some((held, _)) = self.acceptor.held_at(&key)
             && held < generation

@@ -203,7 +203,10 @@ impl Driver {
                 let from = &self.name;
                 let mine = self.own.drain(..).map(|message| Input::Message { from: from.clone(), message });
                 let mut turn: Vec<Input> = mine.collect();
-                while room && turn.len() < TURN_MAX && let Ok(input) = received.try_recv() {
+                while room
+                    && turn.len() < TURN_MAX
+                    && let Ok(input) = received.try_recv()
+                {
                     turn.push(input);
                 }
                 self.step(turn).await;
