@@ -5,6 +5,7 @@ mod datasets;
 mod node;
 mod open;
 mod quarantine;
+mod seeing;
 mod settings;
 mod tasks;
 
@@ -46,6 +47,7 @@ use crate::runtime::tokens::{IssuerParts, TokenBook, TokenIssuer};
 use crate::surface::serve::{self, ApiListeners};
 use crate::transport::{Net, NetError};
 use datasets::measure;
+use seeing::Seeing;
 
 /// Why a peer did not start or did not go on. What is on disk is as it was last synced.
 #[derive(Debug, thiserror::Error)]
@@ -98,6 +100,7 @@ pub struct Running {
     cancel: CancellationToken,
     api_cancel: CancellationToken,
     failure: oneshot::Receiver<StoreError>,
+    seeing: Seeing,
 }
 
 /// Puts a store that is an older copy of itself aside, and begins a new one. The peer must have ended.
@@ -247,18 +250,12 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
         started_at: clock::wall(),
         settings: settings.compared(),
     }));
-    tracker.spawn(tasks::peers(core.clone(), mesh.view(), cancel.clone()));
-    let watched = crate::surface::api::Watched::default();
+    let people = (settings.alerts.clone(), settings.state.clone());
+    let mut seeing = Seeing::new(node.clone(), log, people, tracker.clone());
     if !settings.unwatched {
-        tracker.spawn(tasks::journal(core.clone(), log, cancel.clone()));
-        tracker.spawn(crate::surface::web::watch(node.clone(), watched.memory.clone(), cancel.clone()));
-        tracker.spawn(crate::surface::measure::watch(node.clone(), watched.measures.clone(), cancel.clone()));
-        let setup = crate::surface::incidents::Setup {
-            rules: settings.alerts.clone(),
-            folder: Some(settings.state.clone()),
-        };
-        tracker.spawn(crate::surface::incidents::watch(node.clone(), watched.clone(), setup, cancel.clone()));
+        seeing.begin(&cancel);
     }
+    let watched = seeing.watched.clone();
     if let Some(to) = settings.otlp.clone() {
         let export = crate::surface::otlp::export(node.clone(), to, watched.exported.clone(), cancel.clone());
         tracker.spawn(export);
@@ -279,7 +276,19 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
     let (api_tasks, api_cancel) = (TaskTracker::new(), CancellationToken::new());
     let listeners = listeners(&settings, api_listener)?;
     api_tasks.spawn(serve_api(listeners, router, api_cancel.clone()));
-    Ok(Running { node, quic, api, settings, backend, tracker, api_tasks, cancel, api_cancel, failure })
+    Ok(Running {
+        node,
+        quic,
+        api,
+        settings,
+        backend,
+        tracker,
+        api_tasks,
+        cancel,
+        api_cancel,
+        failure,
+        seeing,
+    })
 }
 
 async fn serve_api(listeners: ApiListeners, router: axum::Router, cancel: CancellationToken) {
@@ -388,6 +397,11 @@ fn kubernetes(settings: &Settings, name: &PeerName, mesh: &str) -> anyhow::Resul
 }
 
 impl Running {
+    /// Begins, or ends, all that is watched, counted and written down for people: only to measure what it costs.
+    pub fn see(&mut self, on: bool) {
+        if on { self.seeing.begin(&self.cancel) } else { self.seeing.end() }
+    }
+
     /// Runs until `stop` resolves or the disk fails, then ends in bounded time: hands its attempts back
     /// where the settings say so, tells the others, and closes everything.
     pub async fn run(mut self, stop: impl Future<Output = ()>) -> Result<(), UpError> {

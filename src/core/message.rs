@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::tenants::Card;
+use super::value::Encoded;
 use crate::base::{ContactId, Epoch, Home, JobId, LedgerId, PeerName, Span, StoreId};
 use crate::model::record::Birth;
 
@@ -310,7 +311,7 @@ pub enum RegisterBody {
         /// Under this ballot.
         ballot: Ballot,
         /// The whole value.
-        value: Vec<u8>,
+        value: Encoded,
         /// Promised along with it, so that this proposer's next change needs one round.
         next: Option<Ballot>,
         /// As in `Prepare`.
@@ -343,7 +344,7 @@ pub enum AnswerBody {
         /// Echoed.
         ballot: Ballot,
         /// Accepted ballot and value.
-        accepted: Option<(Ballot, Vec<u8>)>,
+        accepted: Option<(Ballot, Encoded)>,
     },
     /// Accepted and on disk.
     Accepted {
@@ -358,7 +359,7 @@ pub enum AnswerBody {
     /// The accepted state, for a read.
     State {
         /// Accepted ballot and value.
-        accepted: Option<(Ballot, Vec<u8>)>,
+        accepted: Option<(Ballot, Encoded)>,
     },
     /// This disk does not know the record. It is not "empty".
     Unknown,

@@ -193,7 +193,9 @@ impl Peer {
     pub(super) fn drive_at(&mut self, job: JobId, at: Instant) {
         let driven = self.owner.jobs.entry(job).or_default();
         if driven.scheduled.is_none_or(|old| at < old || old < self.now.mono) {
-            driven.scheduled = Some(at);
+            if let Some(old) = driven.scheduled.replace(at) {
+                self.timers.remove(&(old, Timer::Drive(job)));
+            }
             self.timers.insert((at, Timer::Drive(job)));
         }
     }
