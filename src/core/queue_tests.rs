@@ -393,7 +393,7 @@ fn a_claim_of_a_stale_owner_is_passed_over() {
     let newer = Message::Claim(Box::new(claim.clone()));
     mesh.input(&name("b"), Input::Message { from: name("a"), message: newer });
     let stale = Claim { epoch: record.epoch.next(), priority: 99, ..claim };
-    let terms = Terms { waited: Span(u64::MAX), token: true, preemptible: true, gathers: false, card: None };
+    let terms = Terms { waited: Span(u64::MAX), token: true, preemptible: true, ..Terms::default() };
     let stale = Message::ClaimWith { claim: Box::new(stale), terms };
     mesh.input(&name("b"), Input::Message { from: name("a"), message: stale });
     let queue = mesh.sites[&name("b")].core.inspect().queue;

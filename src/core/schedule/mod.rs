@@ -108,6 +108,8 @@ pub struct Request {
     pub preemptible: bool,
     /// May send others away: its owner gave this cluster, and no other, the token.
     pub token: bool,
+    /// It is granted when it fits, and gets no reservation: it has one at another cluster.
+    pub lean: bool,
     /// Since when it waits, microseconds on this cluster's clock; may lie before that clock's start.
     pub since: i64,
 }
@@ -558,7 +560,7 @@ impl<K: Copy + Ord> Scheduler<K> {
         if !above && !request.token {
             self.consider(key, &mut pass);
             let decided = !pass.out.is_empty();
-            if decided || !first || !room {
+            if decided || !first || !room || request.lean {
                 return pass.out;
             }
         }
@@ -635,7 +637,7 @@ impl<K: Copy + Ord> Scheduler<K> {
                 *least = kind.0.min(*least);
             }
         }
-        if !pass.joined && self.may_reserve(&request.need) {
+        if !pass.joined && !request.lean && self.may_reserve(&request.need) {
             self.wait_for(key, &request, pass);
         }
     }

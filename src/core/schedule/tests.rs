@@ -35,6 +35,7 @@ fn ask(s: &S, ranks: u32, gpus: u32, run: Option<u64>) -> Request {
         max_runtime: run.map(Span::secs),
         preemptible: false,
         token: false,
+        lean: false,
         since: 0,
     }
 }
