@@ -196,7 +196,7 @@ impl Peer {
         driven.claims.retain(|c, l| wanted.contains(c) || l.refused.is_some());
         driven.offers.retain(|c, _| wanted.contains(c));
         give_token(driven, now);
-        let firm = firm(driven, wanted);
+        let firm = firm::choose(driven, wanted);
         let token = driven.token.as_ref().map(|(cluster, _)| cluster.clone());
         let (mut lay, mut silent) = (Vec::new(), Vec::new());
         for cluster in wanted {
@@ -222,7 +222,7 @@ impl Peer {
                 ahead,
                 refused: None,
                 tries: tries + 1,
-                lean: !firm.contains(cluster),
+                lean: firm.as_ref() != Some(cluster),
                 prospects,
             };
             driven.claims.insert(cluster.clone(), laid);
@@ -266,7 +266,7 @@ impl Peer {
                         waited: Span::millis(self.now.wall.0.saturating_sub(record.submitted_at.0)),
                         card: self.card_of(&spec.tenant),
                         gathers: false,
-                        lean: !firm.contains(&cluster),
+                        lean: firm.as_ref() != Some(&cluster),
                     },
                 },
                 false => Message::Claim(Box::new(claim)),
@@ -453,22 +453,6 @@ impl Peer {
             }
         }
     }
-}
-
-/// At most so many of a job's claims keep capacity free.
-fn firm(driven: &mut Driven, wanted: &[PeerName]) -> std::collections::BTreeSet<PeerName> {
-    let most: usize = std::env::var("FIRM").ok().and_then(|n| n.parse().ok()).unwrap_or(1);
-    let stands = |c: &PeerName| driven.claims.get(c).is_some_and(|l| l.refused.is_none() && !l.lean);
-    let mut all: Vec<&PeerName> = wanted.iter().filter(|c| stands(c)).take(most).collect();
-    let more = wanted.iter().filter(|c| !stands(c)).take(most - all.len());
-    all.extend(more);
-    let all: std::collections::BTreeSet<PeerName> = all.into_iter().cloned().collect();
-    for (c, l) in &mut driven.claims {
-        if l.refused.is_none() && l.lean == all.contains(c) {
-            l.every = Span::ZERO;
-        }
-    }
-    all
 }
 
 /// The spans of a job's wait that ends with this grant: the wait, each claim, the grant.
