@@ -310,6 +310,7 @@ impl Books {
     /// Fills the free and total figures of a queue report.
     pub fn report(&self, report: &mut QueueReport) {
         report.gpus_total = self.total.clone();
+        report.gpus_left.clear();
         report.gpus_free = self.total.keys().map(|model| (model.clone(), 0)).collect();
         for (model, by_free) in self.pools.iter().zip(&self.index) {
             let Some(model) = model else { continue };
