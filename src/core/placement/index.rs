@@ -19,7 +19,7 @@ use crate::base::{Instant, PeerName, Span};
 use crate::core::books;
 use crate::model::policy::{Policies, Term, Weights};
 use crate::model::report::{Liveness, View};
-use crate::model::spec::JobSpec;
+use crate::model::spec::{JobSpec, Policy};
 
 /// Classes of jobs that are kept; the one used longest ago goes.
 const CLASSES_MAX: usize = 128;
@@ -414,6 +414,10 @@ fn make_row(spec: &JobSpec, site: &Site, does: &[bool], names: &[String], goods:
     } && goods.absent.is_none();
     (row.free, row.total) = (models.sum(&site.gpus_free), models.sum(&site.gpus_total));
     (row.left, row.room) = models.room(site, spec.resources.gpus);
+    if spec.placement.policy == Policy::Spread {
+        // It wants the emptiest cluster, not the best filled one.
+        row.left = 0;
+    }
     if let Some(queue) = &report.queue {
         row.queued = queue.queued_gpus;
         let said = queue.waits.iter().filter(|(model, _)| {

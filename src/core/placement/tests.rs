@@ -248,20 +248,22 @@ fn every_reason_is_typed_and_in_words() {
     }
 }
 
-/// A small job fills up a node that is in use, also where another cluster is idle, so that gangs find nodes of their own.
+/// A small job fills up a node that is in use, also where another cluster has more free, so that gangs find nodes of their own.
 #[test]
 fn a_small_job_leaves_whole_nodes_to_those_that_need_them() {
     let left = |member: &mut MemberView, left: &[(u32, u32)]| {
         queue(member, |q| q.gpus_left = [("H100".into(), left.iter().copied().collect())].into());
     };
     let members = || {
-        let idle = cluster("idle", vec![node("H100", 8, 2)], 16);
+        // One node is full and two are free.
+        let idle = cluster("idle", vec![node("H100", 8, 3)], 16);
         let mut used = cluster("used", vec![node("H100", 8, 4)], 8);
         left(&mut used, &[(1, 2), (3, 2)]);
         vec![idle, used]
     };
     let first = |text: &str| best(&job(text), members())[0].cluster.to_string();
     assert_eq!(first("resources: {gpus: 1}"), "used");
+    assert_eq!(first("resources: {gpus: 1}\nplacement: {policy: spread}"), "idle", "as it was asked for");
     assert_eq!(first("resources: {gpus: 3}\nnodes: 2"), "used");
     // It would have to break into a node: then rather where much is free.
     assert_eq!(first("resources: {gpus: 4}"), "idle");
