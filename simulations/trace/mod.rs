@@ -228,7 +228,8 @@ pub fn command(args: &[String]) -> Result<ExitCode, String> {
     };
     if let Some(out) = &mut waits {
         use std::io::Write;
-        writeln!(out, "scheduler,job,gpus,at_s,runs_s,wait_s,home,site").map_err(|e| format!("--waits: {e}"))?;
+        writeln!(out, "scheduler,job,gpus,at_s,runs_s,wait_s,home,site")
+            .map_err(|e| format!("--waits: {e}"))?;
     }
     for seed in ask.seed..ask.seed + ask.seeds {
         let trace = trace_for(&ask, seed)?;

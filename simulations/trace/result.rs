@@ -20,13 +20,25 @@ pub struct Times {
 
 impl Times {
     pub fn new(jobs: usize) -> Self {
-        Self { started: vec![None; jobs], ended: vec![None; jobs], site: vec![0; jobs], events: 0, messages: 0, wall: 0.0 }
+        Self {
+            started: vec![None; jobs],
+            ended: vec![None; jobs],
+            site: vec![0; jobs],
+            events: 0,
+            messages: 0,
+            wall: 0.0,
+        }
     }
 }
 
 impl Times {
     /// One line per job: for a look at who waits, and where.
-    pub fn lines(&self, scheduler: &str, trace: &Trace, out: &mut impl std::io::Write) -> std::io::Result<()> {
+    pub fn lines(
+        &self,
+        scheduler: &str,
+        trace: &Trace,
+        out: &mut impl std::io::Write,
+    ) -> std::io::Result<()> {
         for (n, job) in trace.jobs.iter().enumerate() {
             let (Some(started), Some(_)) = (self.started[n], self.ended[n]) else { continue };
             let (at, wait) = (job.at.since(Instant(0)).as_secs_f64(), started.since(job.at).as_secs_f64());

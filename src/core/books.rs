@@ -320,7 +320,8 @@ impl Books {
                 self.nodes.get(**n as usize).is_some_and(|node| node.gpus.len() > free as usize)
             };
             let left = by_free.iter().filter(|(free, _)| **free > 0);
-            let left = left.map(|(free, nodes)| (*free, nodes.iter().filter(|n| used(n, *free)).count() as u32));
+            let left =
+                left.map(|(free, nodes)| (*free, nodes.iter().filter(|n| used(n, *free)).count() as u32));
             let left: BTreeMap<u32, u32> = left.filter(|(_, nodes)| *nodes > 0).take(LEFT_MAX).collect();
             if !left.is_empty() {
                 report.gpus_left.insert(model.clone(), left);

@@ -455,8 +455,10 @@ fn measure(
     told: Option<f64>,
 ) -> Measure {
     let free = row.free.saturating_sub(taken);
-    let fits =
-        row.open && row.room.saturating_sub(taken) >= wanted && now.since(row.heard) <= REPORT_AGE_MAX && told.is_none_or(|h| h <= 0.0);
+    let fits = row.open
+        && row.room.saturating_sub(taken) >= wanted
+        && now.since(row.heard) <= REPORT_AGE_MAX
+        && told.is_none_or(|h| h <= 0.0);
     let wait = match told {
         _ if fits => 0.0,
         // A queue that keeps putting it off is not believed for ever either.
@@ -465,7 +467,8 @@ fn measure(
     };
     // What fits beside others breaks into no node that a gang could have whole: such a cluster is as good as an idle one.
     let beside = wanted > 0 && row.left.saturating_sub(taken) >= wanted;
-    let load = if row.total == 0 || beside { 0.0 } else { 1.0 - free.min(row.total) as f64 / row.total as f64 };
+    let load =
+        if row.total == 0 || beside { 0.0 } else { 1.0 - free.min(row.total) as f64 / row.total as f64 };
     let fixed = row.base + w.of(Term::Load) * load;
     let start = w.of(Term::Start);
     Measure {

@@ -270,7 +270,11 @@ fn a_small_job_leaves_whole_nodes_to_those_that_need_them() {
     let gang = job("resources: {gpus: 4}\nnodes: 2");
     let rows = rows(&gang, members());
     assert_eq!((order(&rows), codes(&rows[1])), (vec!["idle", "used"], vec!["gpus-apart"]));
-    assert!(rows[1].words().contains("8 GPUs are free, and not 4 together on 2 of its nodes"), "{}", rows[1].words());
+    assert!(
+        rows[1].words().contains("8 GPUs are free, and not 4 together on 2 of its nodes"),
+        "{}",
+        rows[1].words()
+    );
     assert!(rows[1].fits_ever && !rows[1].fits_now);
     let picks = best(&gang, members());
     assert_eq!(picks.iter().map(|p| p.fits_now).collect::<Vec<_>>(), [true, false]);
