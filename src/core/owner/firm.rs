@@ -1,12 +1,16 @@
-//! Which of a job's claims keeps capacity free.
+//! Which of a job's claims does more than wait: the one for which capacity is kept free, and the one that may send
+//! others away.
 
 use super::Driven;
-use crate::base::{PeerName, Span};
+use super::claims::Laid;
+use crate::base::{Instant, PeerName, Span};
 
-/// The one of a job's claims for which its cluster keeps capacity free. Two clusters that do so for one gang keep the others
-/// out of twice its size, and all of them together make a mesh as slow as one of a quarter fewer nodes. It is the one that
-/// has the preemption token, else the one with the fewest jobs ahead: only the first in line is kept anything for. It moves
-/// where half as many are ahead, not for less.
+/// A cluster that has the preemption token and does not start the job by then loses it to another.
+const TOKEN_FOR: Span = Span::secs(180);
+
+/// The one of a job's claims for which its cluster keeps capacity free; what each of them keeps is lost to all others. It is
+/// the one that has the preemption token, else the one with the fewest jobs ahead: only for the first in line anything is kept.
+/// It moves where less than half as many are ahead.
 pub(super) fn choose(driven: &mut Driven, wanted: &[PeerName]) -> Option<PeerName> {
     let claims = &driven.claims;
     let laid = |c: &&PeerName| claims.get(*c).filter(|l| l.refused.is_none());
@@ -32,11 +36,39 @@ pub(super) fn choose(driven: &mut Driven, wanted: &[PeerName]) -> Option<PeerNam
     chosen
 }
 
+/// Gives the job's one preemption token to the cluster where the fewest attempts would have to go, once all have
+/// answered (or have had a second to). It stays there until that cluster refuses or has had its time.
+pub(super) fn give_token(driven: &mut Driven, now: Instant) {
+    let stands = |c: &PeerName| driven.claims.get(c).is_some_and(|l| l.refused.is_none());
+    let mut last = None;
+    if let Some((cluster, since)) = &driven.token {
+        if stands(cluster) && now.since(*since) < TOKEN_FOR {
+            return;
+        }
+        last = Some(cluster.clone());
+    }
+    let open = |l: &&Laid| l.ahead.is_none() && l.refused.is_none();
+    let waits = driven.claims.values().filter(open).any(|l| now.since(l.sent_at) < Span::secs(1));
+    let price = |(c, l): (&PeerName, &Laid)| {
+        let victims = l.prospects.victims.filter(|n| *n > 0 && l.refused.is_none())?;
+        // The one that had it and could not use it comes last.
+        Some((last.as_ref() == Some(c), victims, c.clone()))
+    };
+    let best = driven.claims.iter().filter_map(price).min().filter(|_| !waits);
+    // Whoever had it hears at once that it has it no longer; whoever gets it, too.
+    let next = best.map(|(.., cluster)| cluster);
+    for cluster in last.iter().chain(&next) {
+        if let Some(laid) = driven.claims.get_mut(cluster) {
+            laid.every = Span::ZERO;
+        }
+    }
+    driven.token = next.map(|cluster| (cluster, now));
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::claims::Laid;
     use super::*;
-    use crate::base::{Epoch, Instant, WallTime};
+    use crate::base::{Epoch, WallTime};
     use crate::core::testing::name;
 
     fn laid(lean: bool, ahead: Option<u32>) -> Laid {

@@ -1,4 +1,5 @@
 //! The policy as a whole: order, backfill, gangs, victims, estimates.
+// tidy: long because each rule of the policy has its case here
 
 use super::*;
 use crate::base::{Bytes, MilliCpu};
