@@ -254,6 +254,7 @@ impl Executor {
             max_runtime: spec.max_runtime,
             preemptible: spec.may_be_preempted(),
             token: false,
+            lean: false,
             since: i64::try_from(now.0).unwrap_or(i64::MAX),
         }
     }

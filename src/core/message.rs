@@ -240,6 +240,9 @@ pub struct Terms {
     /// Several clusters are gathered for one job: while this claim is repeated its grant is kept, for a time.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub gathers: bool,
+    /// To be granted when it fits, and nothing is kept free for it meanwhile: another claim of the job has that.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub lean: bool,
     /// What the owner knows of the tenant's ledger: whoever grants the claim must know of it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub card: Option<Box<Card>>,

@@ -5,6 +5,7 @@
 // tidy: long because watching and taking over read the same soft state of one job
 
 mod claims;
+mod firm;
 
 use std::collections::BTreeMap;
 

@@ -247,6 +247,7 @@ mod tests {
                     token: false,
                     waited: Span::secs(2),
                     gathers: false,
+                    lean: false,
                     card: None,
                 },
             },

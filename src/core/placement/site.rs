@@ -27,6 +27,8 @@ pub(super) struct Site {
     /// Free GPUs and all GPUs by number of the model.
     pub gpus_free: Vec<(u16, u32)>,
     pub gpus_total: Vec<(u16, u32)>,
+    /// Nodes in use with free GPUs: number of the model, how many are free on one, how many such nodes.
+    pub gpus_left: Vec<(u16, u32, u32)>,
     /// When and how many GPUs were given out here that its report does not show yet.
     given: Vec<(Instant, u64)>,
     /// Their sum.
@@ -46,6 +48,7 @@ impl Site {
             shapes: Vec::new(),
             gpus_free: Vec::new(),
             gpus_total: Vec::new(),
+            gpus_left: Vec::new(),
             given: Vec::new(),
             taken: 0,
             fixed: 0,
@@ -130,6 +133,12 @@ impl Site {
             None => (Vec::new(), Vec::new()),
         };
         (self.gpus_free, self.gpus_total) = (free, total);
+        self.gpus_left.clear();
+        let queue = self.member.report.as_ref().and_then(|r| r.queue.as_ref());
+        for (model, left) in queue.iter().flat_map(|q| &q.gpus_left) {
+            let Some(number) = models.number(model) else { continue };
+            self.gpus_left.extend(left.iter().map(|(free, nodes)| (number, *free, *nodes)));
+        }
     }
 
     /// GPUs were given out here just now.
