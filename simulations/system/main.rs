@@ -4,6 +4,7 @@
 
 mod alerts;
 mod bad_input;
+mod bring;
 mod faults;
 mod groups;
 mod harness;

@@ -10,7 +10,9 @@ pub use super::client_api::{
     WhyReport,
 };
 use super::message::Message;
-use crate::base::{Bytes, ContactId, Epoch, Instant, JobId, MilliCpu, PeerName, Span, StoreId, WallTime};
+use crate::base::{
+    Bytes, ContactId, Epoch, Instant, JobId, MilliCpu, PeerName, Span, StoreId, WallTime, secrets,
+};
 use crate::model::Outcome;
 use crate::model::policy::Policies;
 use crate::model::report::{ContactReport, NodeCapacity, QueueReport, View};
@@ -294,8 +296,8 @@ pub struct Event {
 }
 
 impl Event {
-    /// One that is about no job that is known here.
-    pub fn new(kind: &str, job: Option<JobId>, text: impl Into<String>) -> Self {
+    /// One that is about no job that is known here. Events go to many places: what opens a door is taken out of the text.
+    pub fn new(kind: &str, job: Option<JobId>, text: impl AsRef<str>) -> Self {
         Self {
             kind: kind.into(),
             job,
@@ -303,7 +305,7 @@ impl Event {
             trace: None,
             took: None,
             spans: Vec::new(),
-            text: text.into(),
+            text: secrets::scrub(text.as_ref(), &[]),
         }
     }
 }

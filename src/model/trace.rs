@@ -10,7 +10,7 @@ use ring::digest;
 use serde::{Deserialize, Serialize};
 
 use super::record::{AttemptSummary, JobRecord};
-use crate::base::{Epoch, JobId, PeerName, SpanId, TraceId, WallTime};
+use crate::base::{Epoch, JobId, PeerName, SpanId, TraceId, WallTime, secrets};
 
 /// The job's whole life, from its submission to its end.
 pub const JOB: &str = "job";
@@ -106,9 +106,9 @@ impl SpanNote {
         Self { under: Some(name.into()), ..self }
     }
 
-    /// With a few words.
-    pub fn note(self, note: impl Into<String>) -> Self {
-        Self { note: note.into().chars().take(NOTE_MAX).collect(), ..self }
+    /// With a few words. Spans go to collectors: what opens a door is taken out of them.
+    pub fn note(self, note: impl AsRef<str>) -> Self {
+        Self { note: secrets::scrub(note.as_ref(), &[]).chars().take(NOTE_MAX).collect(), ..self }
     }
 
     /// It ended badly.
@@ -242,6 +242,13 @@ mod tests {
         assert_ne!(id(CLAIM, 1), note(CLAIM, 1).at(&there).id(&trace, &job), "each cluster has its own");
         let parent: TraceParent = traceparent(&trace, &job, Epoch(2)).parse().expect("our own is good");
         assert_eq!((parent.trace, parent.span), (trace, id(RUN, 2)));
+    }
+
+    #[test]
+    fn a_signed_address_is_no_note() {
+        let span = SpanNote::new(CHECKPOINT, Epoch(1), WallTime(1), WallTime(2));
+        let span = span.note(format!("s3://me:pw@h/{}?X-Amz-Signature=0123", "x".repeat(20)));
+        assert_eq!(span.note, format!("s3://REDACTED@h/{}?X-Amz-Signature=REDACTED", "x".repeat(20)));
     }
 
     #[test]

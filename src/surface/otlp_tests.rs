@@ -186,5 +186,11 @@ fn where_it_goes_is_configured_or_said_by_the_usual_variables() {
     for bad in ["collector:4318", "ftp://x", "http://", "not an address"] {
         assert!(text(Some(bad), &[]).is_err(), "{bad}");
     }
-    assert!(text(Some("http://a"), &[("OTEL_EXPORTER_OTLP_HEADERS", "no value")]).is_err());
+    for bad in ["no value", "a=%zz", "a=%2", "a=%FF", "a%20b=c", "a=%0A"] {
+        assert!(text(Some("http://a"), &[("OTEL_EXPORTER_OTLP_HEADERS", bad)]).is_err(), "{bad}");
+    }
+    let headers =
+        to("http://a", &[("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Basic%20YTpi%3D, x-a=1%2C2")]).headers;
+    let want = [("authorization", "Basic YTpi="), ("x-a", "1,2")].map(|(n, v)| (n.to_owned(), v.to_owned()));
+    assert_eq!(headers, want, "as W3C Baggage is read");
 }
