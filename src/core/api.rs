@@ -17,6 +17,7 @@ use crate::model::Outcome;
 use crate::model::policy::Policies;
 use crate::model::report::{ContactReport, NodeCapacity, QueueReport, View};
 use crate::model::spec::JobSpec;
+use crate::model::staging::Staging;
 use crate::model::trace::SpanNote;
 
 /// The time of one step.
@@ -407,6 +408,13 @@ pub enum BackendEvent {
         key: AttemptKey,
         /// Since when.
         at: WallTime,
+    },
+    /// How far what it needs has come, before it starts. At most about one a second of an attempt.
+    Staging {
+        /// Which.
+        key: AttemptKey,
+        /// What is known; replaces what was said before.
+        staging: Box<Staging>,
     },
     /// It has ended: no process of it is left.
     Ended {

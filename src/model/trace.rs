@@ -10,7 +10,7 @@ use ring::digest;
 use serde::{Deserialize, Serialize};
 
 use super::record::{AttemptSummary, JobRecord};
-use crate::base::{Epoch, JobId, PeerName, SpanId, TraceId, WallTime, secrets};
+use crate::base::{Bytes, Epoch, JobId, PeerName, SpanId, TraceId, WallTime, secrets};
 
 /// The job's whole life, from its submission to its end.
 pub const JOB: &str = "job";
@@ -28,6 +28,8 @@ pub const GRANT: &str = "grant";
 pub const ATTEMPT: &str = "attempt";
 /// The cluster gets everything ready: it reads the record, takes the capacity, brings what is missing.
 pub const STAGE: &str = "stage";
+/// One dataset or image is brought to the cluster.
+pub const BRING: &str = "bring";
 /// The program is started.
 pub const START: &str = "start";
 /// The program runs.
@@ -67,6 +69,9 @@ pub struct SpanNote {
     /// A few words.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub note: String,
+    /// Bytes that were moved in it, where they were counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<Bytes>,
 }
 
 impl SpanNote {
@@ -83,6 +88,7 @@ impl SpanNote {
             to,
             failed: false,
             note: String::new(),
+            bytes: None,
         }
     }
 
@@ -111,6 +117,11 @@ impl SpanNote {
         Self { note: secrets::scrub(note.as_ref(), &[]).chars().take(NOTE_MAX).collect(), ..self }
     }
 
+    /// With what was moved.
+    pub fn bytes(self, bytes: Option<Bytes>) -> Self {
+        Self { bytes, ..self }
+    }
+
     /// It ended badly.
     pub fn failed(self, failed: bool) -> Self {
         Self { failed, ..self }
@@ -121,7 +132,7 @@ impl SpanNote {
         let more = match self.name.as_str() {
             CLAIM | GRANT => self.cluster.as_ref().map(ToString::to_string).unwrap_or_default(),
             // There are several of an attempt.
-            COMMIT | CHECKPOINT => format!("{} {}", self.from.0, self.note),
+            COMMIT | CHECKPOINT | BRING => format!("{} {}", self.from.0, self.note),
             _ => String::new(),
         };
         span_id(trace, job, &self.name, self.epoch, &more)
@@ -133,6 +144,7 @@ impl SpanNote {
             JOB => return self.parent,
             CLAIM | GRANT => QUEUE,
             STAGE | START | RUN => ATTEMPT,
+            BRING => START,
             CHECKPOINT => RUN,
             _ => JOB,
         };

@@ -214,6 +214,11 @@ fn text(key: &str, value: impl Into<String>) -> KeyValue {
     KeyValue { key: key.into(), value, ..KeyValue::default() }
 }
 
+fn number(key: &str, value: u64) -> KeyValue {
+    let value = Value::IntValue(i64::try_from(value).unwrap_or(i64::MAX));
+    KeyValue { key: key.into(), value: Some(AnyValue { value: Some(value) }), ..KeyValue::default() }
+}
+
 fn resource(about: &crate::runtime::handle::SelfInfo) -> Resource {
     let attributes = vec![
         text("service.name", "starling"),
@@ -233,6 +238,7 @@ fn spans(event: &Event) -> Vec<Span> {
         attributes.extend(event.tenant.as_ref().map(|t| text("starling.tenant", t)));
         attributes.extend((note.epoch.0 > 0).then(|| text("starling.epoch", note.epoch.to_string())));
         attributes.extend(note.cluster.as_ref().map(|c| text("starling.cluster", c.as_str())));
+        attributes.extend(note.bytes.map(|b| number("starling.bytes", b.0)));
         attributes.extend((!note.note.is_empty()).then(|| text("starling.note", &*note.note)));
         let status =
             note.failed.then(|| Status { message: note.note.clone(), code: StatusCode::Error as i32 });
