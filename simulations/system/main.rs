@@ -15,6 +15,7 @@ mod preempt;
 mod relay;
 mod scraped;
 mod seeing;
+mod staging;
 mod strangers;
 mod three_peers;
 mod trace;

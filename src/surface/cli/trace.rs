@@ -162,6 +162,7 @@ mod tests {
             to_ms: to,
             failed: false,
             note: "a note\u{1b}[2J".into(),
+            bytes: None,
         }
     }
 

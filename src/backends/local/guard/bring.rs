@@ -67,7 +67,7 @@ impl Guard {
         tell(&part);
         let (mut words, mut told) = (PullWords::default(), clock::now());
         let pulled = self.attend(&runtime, &["pull", &image], PULL_TIME_MAX, &mut |line| {
-            words.line(line);
+            line.map_or((), |line| words.line(line));
             if clock::now().since(told) >= TOLD_EVERY {
                 told = clock::now();
                 (part.done, part.total) = words.bytes();
@@ -90,13 +90,14 @@ impl Guard {
         Ok(())
     }
 
-    /// Runs a command of the runtime's and reads its lines, while the peer's wishes and the deadline are heeded.
+    /// Runs a command of the runtime's and reads its lines, while the peer's wishes and the deadline are heeded. `heard`
+    /// gets each line, and none when some time has gone by.
     fn attend(
         &mut self,
         runtime: &Path,
         args: &[&str],
         most: Span,
-        heard: &mut dyn FnMut(&str),
+        heard: &mut dyn FnMut(Option<&str>),
     ) -> Result<Done, String> {
         let failed = |e: &dyn std::fmt::Display| Ok(Done { well: false, said: e.to_string() });
         let (pipe, mut child) = match start(runtime, args) {
@@ -121,6 +122,7 @@ impl Guard {
                     return failed(&error);
                 }
             }
+            heard(None);
             self.look();
             let over = if self.stopping.is_some() {
                 Some("it was stopped before it began")
@@ -192,7 +194,7 @@ struct Lines {
 
 impl Lines {
     /// Takes what is there. True at the end.
-    fn read(&mut self, pipe: &mut File, heard: &mut dyn FnMut(&str)) -> bool {
+    fn read(&mut self, pipe: &mut File, heard: &mut dyn FnMut(Option<&str>)) -> bool {
         let mut buffer = [0; LINE_BYTES_MAX];
         // A runtime that talks without end does not keep the guard from its deadline.
         for _ in 0..64 {
@@ -206,7 +208,7 @@ impl Lines {
         false
     }
 
-    fn take(&mut self, bytes: &[u8], heard: &mut dyn FnMut(&str)) {
+    fn take(&mut self, bytes: &[u8], heard: &mut dyn FnMut(Option<&str>)) {
         for b in bytes {
             if matches!(b, b'\n' | b'\r') {
                 self.rest(heard);
@@ -217,11 +219,11 @@ impl Lines {
     }
 
     /// The line so far.
-    fn rest(&mut self, heard: &mut dyn FnMut(&str)) {
+    fn rest(&mut self, heard: &mut dyn FnMut(Option<&str>)) {
         let line = String::from_utf8_lossy(&self.open).trim().to_owned();
         self.open.clear();
         if !line.is_empty() {
-            heard(&line);
+            heard(Some(&line));
             self.last = line;
         }
     }
@@ -234,7 +236,7 @@ mod tests {
     #[test]
     fn lines_end_with_either_sign_and_are_bounded() {
         let (mut lines, mut seen) = (Lines::default(), Vec::new());
-        let mut heard = |line: &str| seen.push(line.to_owned());
+        let mut heard = |line: Option<&str>| seen.extend(line.map(str::to_owned));
         lines.take(b"one\rtw", &mut heard);
         lines.take(b"o\n\n  \nth", &mut heard);
         lines.take(&[b'x'; 3 * LINE_BYTES_MAX], &mut heard);
