@@ -83,7 +83,7 @@ fn how_far_it_has_come_is_bounded_shown_while_it_starts_and_in_its_spans() {
         from: Some(WallTime(2_100)),
         ..Part::needed(PartKind::Image, "s3://u:p@h/x")
     };
-    let mut say = |peer: &mut Peer, parts| {
+    let say = |peer: &mut Peer, parts| {
         let staging = Box::new(Staging { parts, at: WallTime(2_500) });
         peer.on_backend(BackendEvent::Staging { key, staging });
     };
