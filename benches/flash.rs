@@ -30,6 +30,7 @@ const HELP: &str = "flash: time until the last of N peers has an event
   --peers 16,64   sizes of the mesh
   --rounds 15     events of each kind
   --no-serf       without serf's agents
+  --alone         each has the machine to itself, one after the other: ours, serf's, ours again
   --json          one JSON document";
 
 /// An event that somebody has not heard after this long counts as missed.
@@ -44,14 +45,18 @@ fn main() -> ExitCode {
         // Its parent reads nothing of it but its address, and ends it.
         return floor::child().map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
     }
-    let args = Args::read(HELP, &["--peers", "--rounds", "--no-serf", "--json"]);
+    let args = Args::read(HELP, &["--peers", "--rounds", "--no-serf", "--alone", "--json"]);
     common::run(Duration::from_secs(580), bench(args))
 }
 
 async fn bench(args: Args) -> anyhow::Result<()> {
     let (mut rows, mut documents) = (Vec::new(), Vec::new());
     for count in args.numbers("--peers", &[16, 64]) {
-        let result = size(count, args.number("--rounds", 15), args.has("--no-serf")).await?;
+        let (rounds, no_serf) = (args.number("--rounds", 15), args.has("--no-serf"));
+        let result = match args.has("--alone") {
+            true => alone(count, rounds).await?,
+            false => size(count, rounds, no_serf).await?,
+        };
         rows.extend(result.rows());
         documents.push(result.document());
     }
@@ -142,47 +147,121 @@ impl Measured {
 }
 
 async fn size(count: usize, rounds: u64, no_serf: bool) -> anyhow::Result<Measured> {
-    let fleet = Fleet::start(count, "").await?;
-    let serf = if no_serf {
-        Err(anyhow::anyhow!("left out by --no-serf"))
-    } else {
-        tokio::task::block_in_place(|| Serf::start(count))
-    };
+    let mut ours = Ours::start(count, rounds).await?;
+    let serf = if no_serf { Err(anyhow::anyhow!("left out by --no-serf")) } else { Theirs::start(count) };
     if let Err(why) = &serf {
         eprintln!("NO COMPARISON WITH SERF: {why:#}");
     }
-    let (to, mut heard) = unbounded_channel();
-    for (n, peer) in fleet.peers.iter().enumerate() {
-        watch(n, peer.client.clone(), to.clone()).await?;
-    }
-    let (to, mut seen) = unbounded_channel();
-    for (n, agent) in serf.iter().flat_map(|s| s.agents.iter().enumerate()) {
-        agent.watch(n, to.clone())?;
-    }
-    let plain = Floor::start(count - 1)?;
-    let (mut flash, mut gossip, mut theirs) = (Path::default(), Path::default(), Path::default());
-    let mut floor = Path::default();
-    let progress = bar(rounds, &format!("events, {count} peers"));
-    let mut draining = vec![false; count];
+    let mut serf = serf.map_err(|why| format!("{why:#}"));
     for round in 0..rounds {
-        let origin = (round as usize * 7) % count;
-        draining[origin] = !draining[origin];
+        ours.round(round).await?;
+        if let Ok(serf) = &mut serf {
+            serf.round(round).await?;
+        }
+    }
+    let serf = serf.map(|s| (s.serf.version.clone(), s.path));
+    let (formed, (flash, gossip, floor)) = (ours.fleet.formed, std::mem::take(&mut ours.paths));
+    Ok(Measured { count, formed, flash, gossip, floor, serf, load: load() })
+}
+
+/// Half of our rounds, all of serf's, the other half of ours: nobody's processes are there while others are measured.
+async fn alone(count: usize, rounds: u64) -> anyhow::Result<Measured> {
+    let half = rounds.div_ceil(2);
+    let mut ours = Ours::start(count, half).await?;
+    for round in 0..half {
+        ours.round(round).await?;
+    }
+    let (formed, paths) = (ours.fleet.formed, std::mem::take(&mut ours.paths));
+    drop(ours);
+    let serf = match Theirs::start(count) {
+        Err(why) => {
+            eprintln!("NO COMPARISON WITH SERF: {why:#}");
+            Err(format!("{why:#}"))
+        }
+        Ok(mut serf) => {
+            for round in 0..rounds {
+                tokio::time::sleep(PAUSE).await;
+                serf.round(round).await?;
+            }
+            Ok((serf.serf.version.clone(), serf.path))
+        }
+    };
+    let mut ours = Ours::start(count, rounds - half).await?;
+    ours.paths = paths;
+    for round in half..rounds {
+        ours.round(round).await?;
+    }
+    let (flash, gossip, floor) = std::mem::take(&mut ours.paths);
+    Ok(Measured { count, formed, flash, gossip, floor, serf, load: load() })
+}
+
+/// A mesh that is listened to, and the plain datagrams beside it.
+struct Ours {
+    fleet: Fleet,
+    plain: Floor,
+    heard: UnboundedReceiver<Heard>,
+    draining: Vec<bool>,
+    /// Flash, gossip, floor.
+    paths: (Path, Path, Path),
+    progress: indicatif::ProgressBar,
+}
+
+impl Ours {
+    async fn start(count: usize, rounds: u64) -> anyhow::Result<Self> {
+        let fleet = Fleet::start(count, "").await?;
+        let (to, heard) = unbounded_channel();
+        for (n, peer) in fleet.peers.iter().enumerate() {
+            watch(n, peer.client.clone(), to.clone()).await?;
+        }
+        let plain = Floor::start(count - 1)?;
+        let progress = bar(rounds, &format!("events, {count} peers"));
+        Ok(Self { fleet, plain, heard, draining: vec![false; count], paths: Default::default(), progress })
+    }
+
+    async fn round(&mut self, round: u64) -> anyhow::Result<()> {
+        let origin = (round as usize * 7) % self.draining.len();
+        self.draining[origin] = !self.draining[origin];
         tokio::time::sleep(PAUSE).await;
-        starling_round(&fleet, origin, draining[origin], &mut heard, (&mut flash, &mut gossip)).await?;
+        let (flash, gossip, floor) = &mut self.paths;
+        let draining = self.draining[origin];
+        starling_round(&self.fleet, origin, draining, &mut self.heard, (flash, gossip)).await?;
         tokio::time::sleep(PAUSE).await;
-        match tokio::task::block_in_place(|| plain.round())? {
+        match tokio::task::block_in_place(|| self.plain.round())? {
             Some(ms) => floor.seen.add(ms),
             None => floor.missed += 1,
         }
-        if let Ok(serf) = &serf {
-            serf_round(serf, origin, round, &mut seen, &mut theirs).await?;
-        }
-        progress.inc(1);
+        self.progress.inc(1);
+        Ok(())
     }
-    progress.finish_and_clear();
-    let load = load();
-    let serf = serf.map(|s| (s.version.clone(), theirs)).map_err(|why| format!("{why:#}"));
-    Ok(Measured { count, formed: fleet.formed, flash, gossip, floor, serf, load })
+}
+
+impl Drop for Ours {
+    fn drop(&mut self) {
+        self.progress.finish_and_clear();
+    }
+}
+
+/// Serf's agents, listened to.
+struct Theirs {
+    serf: Serf,
+    seen: UnboundedReceiver<serf::Seen>,
+    path: Path,
+}
+
+impl Theirs {
+    fn start(count: usize) -> anyhow::Result<Self> {
+        let serf = tokio::task::block_in_place(|| Serf::start(count))?;
+        let (to, seen) = unbounded_channel();
+        for (n, agent) in serf.agents.iter().enumerate() {
+            agent.watch(n, to.clone())?;
+        }
+        Ok(Self { serf, seen, path: Path::default() })
+    }
+
+    async fn round(&mut self, round: u64) -> anyhow::Result<()> {
+        let origin = (round as usize * 7) % self.serf.agents.len();
+        serf_round(&self.serf, origin, round, &mut self.seen, &mut self.path).await
+    }
 }
 
 /// Drains (or not) one peer, and waits until all others have heard of it on both paths.

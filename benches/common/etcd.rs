@@ -1,7 +1,6 @@
 //! Nodes of Debian's `etcd` on loopback, default settings (so with fsync), asked over gRPC on connections
 //! that stay open. The one call needed, `Put`, is spelled by hand: a framework would be most of the code.
 
-use std::net::TcpListener;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -11,6 +10,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 
+use crate::common::fixed_port;
 use crate::common::fleet::Proc;
 
 /// Nodes that agree on a leader.
@@ -25,10 +25,6 @@ pub struct Etcd {
 /// A connection to one node.
 pub struct Connection(hyper::client::conn::http2::SendRequest<Full<Bytes>>, String);
 
-fn free_port() -> anyhow::Result<String> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string())
-}
-
 impl Etcd {
     /// Starts `count` nodes and waits until each takes a write.
     pub async fn start(count: usize) -> anyhow::Result<Self> {
@@ -39,7 +35,7 @@ impl Etcd {
         let version = String::from_utf8_lossy(&out.stdout).lines().next().unwrap_or("etcd").to_owned();
         let dir = crate::common::fleet::folder()?;
         let ports: Vec<(String, String)> =
-            (0..count).map(|_| Ok((free_port()?, free_port()?))).collect::<anyhow::Result<_>>()?;
+            (0..count).map(|_| Ok((fixed_port()?, fixed_port()?))).collect::<anyhow::Result<_>>()?;
         let cluster: Vec<String> =
             ports.iter().enumerate().map(|(n, (peer, _))| format!("e{n}=http://{peer}")).collect();
         let mut nodes = Vec::new();

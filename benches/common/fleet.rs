@@ -28,7 +28,7 @@ impl Proc {
     }
 
     /// It ended by itself.
-    fn ended(&mut self) -> bool {
+    pub fn ended(&mut self) -> bool {
         !matches!(self.0.try_wait(), Ok(None))
     }
 

@@ -4,6 +4,8 @@
 pub mod fleet;
 
 use std::future::Future;
+use std::net::{Ipv4Addr, TcpListener, UdpSocket};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use comfy_table::{CellAlignment, Table, presets};
@@ -165,4 +167,22 @@ pub fn print(args: &Args, document: &Value, text: &str) {
     } else {
         println!("{text}");
     }
+}
+
+/// `127.0.0.1:PORT` that nobody listens on, for a program that cannot choose one itself. It lies below the range from
+/// which the system takes the ports of connections, so that none of them has it before the program is there.
+pub fn fixed_port() -> anyhow::Result<String> {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    const FIRST: u16 = 15_000;
+    const COUNT: u16 = 15_000;
+    for _ in 0..COUNT {
+        // Another run on this machine begins elsewhere.
+        let start = u16::try_from(std::process::id() % u32::from(COUNT))?;
+        let port = FIRST + (start + NEXT.fetch_add(1, Ordering::Relaxed) % COUNT) % COUNT;
+        let address = (Ipv4Addr::LOCALHOST, port);
+        if TcpListener::bind(address).is_ok() && UdpSocket::bind(address).is_ok() {
+            return Ok(format!("{}:{port}", Ipv4Addr::LOCALHOST));
+        }
+    }
+    anyhow::bail!("no free port from {FIRST} on")
 }

@@ -2,14 +2,14 @@
 //! no process start is in the time.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 
 use crate::common::fleet::Proc;
-use crate::common::{bar, boot_us};
+use crate::common::{bar, boot_us, fixed_port};
 
 /// One agent.
 pub struct Agent {
@@ -42,10 +42,6 @@ pub fn version() -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&out.stdout).lines().next().unwrap_or("serf").to_owned())
 }
 
-fn free_port() -> anyhow::Result<String> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string())
-}
-
 impl Serf {
     /// Starts `count` agents with serf's default settings (profile `lan`).
     pub fn start(count: usize) -> anyhow::Result<Self> {
@@ -54,15 +50,16 @@ impl Serf {
         let progress = bar(count as u64 * 2, &format!("starting {count} serf agents"));
         let mut agents: Vec<Agent> = Vec::new();
         for n in 0..count {
-            let (bind, rpc) = (free_port()?, free_port()?);
+            let (bind, rpc) = (fixed_port()?, fixed_port()?);
             let mut command = Command::new("serf");
             command.arg("agent").arg(format!("-node=s{n:02}")).arg(format!("-bind={bind}"));
             command.arg(format!("-rpc-addr={rpc}")).arg("-log-level=err");
             if let Some(first) = agents.first() {
                 command.arg(format!("-join={}", first.bind));
             }
-            let process = Proc::start(command, &dir.path().join(format!("s{n:02}.log")))?;
-            wait_rpc(&rpc)?;
+            let log = dir.path().join(format!("s{n:02}.log"));
+            let mut process = Proc::start(command, &log)?;
+            wait_rpc(&rpc, &mut process, &log)?;
             agents.push(Agent { rpc, bind, _process: process });
             progress.inc(1);
         }
@@ -81,11 +78,14 @@ impl Serf {
     }
 }
 
-fn wait_rpc(rpc: &str) -> anyhow::Result<()> {
+fn wait_rpc(rpc: &str, process: &mut Proc, log: &std::path::Path) -> anyhow::Result<()> {
     let begun = Instant::now();
     while TcpStream::connect(rpc).is_err() {
-        if begun.elapsed() > Duration::from_secs(20) {
-            bail!("a serf agent does not listen on {rpc} after 20 s");
+        let ended = process.ended();
+        if ended || begun.elapsed() > Duration::from_secs(60) {
+            let said = std::fs::read_to_string(log).unwrap_or_default();
+            let what = if ended { "has ended" } else { "does not listen after 60 s" };
+            bail!("a serf agent at {rpc} {what}: {}", said.lines().last().unwrap_or("it said nothing"));
         }
         std::thread::sleep(Duration::from_millis(10));
     }

@@ -119,8 +119,28 @@ pub fn an_sbatch_file_runs_as_it_is(ground: &mut Ground) {
         "{logs}"
     );
 
+    // Each job of an array is a batch job of its own; what its steps read is as Slurm's own arrays have it.
+    let seen = folder.join("seen");
+    let text = format!(
+        "#!/bin/bash\n#SBATCH --array=3,7 --chdir={} -t 10\n\
+         srun /bin/sh -c 'echo $SLURM_ARRAY_TASK_ID of $SLURM_ARRAY_TASK_COUNT in $SLURM_JOB_NUM_NODES' >>{}\n",
+        folder.display(),
+        seen.display()
+    );
+    fs::write(&file, text).expect("written");
+    let taken = cli(&mesh.loc.state, &["submit", file.to_str().expect("a path"), "--wait"]);
+    assert_eq!(taken.code, 0, "{taken:?}");
+    let mut both = lines(&seen);
+    both.sort_unstable();
+    assert_eq!(both, ["3 of 2 in 1", "7 of 2 in 1"]);
+    // A guard's word is quicker than Slurm's own list.
+    until("Slurm's queue is empty", || match a.text("squeue", &["-h"]) {
+        none if none.is_empty() => Ok(()),
+        list => Err(list),
+    });
+
     // What would change its meaning is refused, line by line, and nothing is submitted.
-    fs::write(&file, "#!/bin/bash\n#SBATCH --array=1-4\n#SBATCH --dependency=afterok:1\ntrue\n")
+    fs::write(&file, "#!/bin/bash\n#SBATCH --begin=now+1hour\n#SBATCH --dependency=afterok:1\ntrue\n")
         .expect("written");
     let refused = cli(&mesh.loc.state, &["submit", file.to_str().expect("a path")]);
     assert_eq!(refused.code, 2, "{refused:?}");

@@ -9,6 +9,7 @@ mod faults;
 mod groups;
 mod harness;
 mod honest;
+mod images;
 mod mesh;
 mod one_peer;
 mod preempt;

@@ -28,6 +28,8 @@ pub struct Plan {
     pub api: &'static str,
     /// Which build.
     pub binary: PathBuf,
+    /// In place of this process's `PATH`.
+    pub path: Option<&'static str>,
 }
 
 impl Plan {
@@ -51,6 +53,7 @@ impl Plan {
             probe_every: "never",
             api: "off",
             binary,
+            path: None,
         }
     }
 
@@ -118,6 +121,9 @@ impl PeerProcess {
         up.arg("up").arg("--config").arg(self.config()).arg("--state").arg(&self.state);
         if let Some(join) = join {
             up.args(["--join", join]);
+        }
+        if let Some(path) = self.plan.path {
+            up.env("PATH", path);
         }
         up.env("RUST_LOG", "info,chitchat=error,quinn=error").stdout(Stdio::null()).stderr(log);
         self.child = Some(up.spawn().expect("the binary starts"));

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 use serde_json::json;
 
@@ -195,16 +196,36 @@ fn the_two_documents_of_the_seed_articles_work() {
 
 #[test]
 fn an_image_without_a_container_runtime_is_refused_in_words() {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let installed =
-        std::env::split_paths(&path).any(|f| ["podman", "docker"].iter().any(|n| f.join(n).is_file()));
-    if installed {
-        eprintln!("not tried: podman or docker is installed here");
-        return;
-    }
-    let mesh = Mesh::start([Plan::new("alpha")]);
+    let mut plan = Plan::new("alpha");
+    // Whatever is installed here is not found.
+    plan.path = Some("/nowhere");
+    let mesh = Mesh::start([plan]);
     let refused = try_submit(mesh.state("alpha"), "image: example.com/x:1\nrun: [\"true\"]\n", None)
         .expect_err("refused");
     assert_eq!((refused.0, refused.1.code.as_str()), (422, "fits_nowhere"), "{refused:?}");
     assert!(refused.1.message.contains("podman"), "{refused:?}");
+}
+
+#[test]
+fn an_sbatch_array_and_what_waits_for_it_run_where_no_slurm_is() {
+    let mesh = Mesh::start([Plan::new("alpha")]);
+    let state = mesh.state("alpha");
+    let folder = mesh.folder.path().display().to_string();
+    let script = mesh.folder.path().join("sweep.sbatch");
+    let text = format!(
+        "#!/bin/sh\n#SBATCH --array=2-6:2%2 -D {folder}\n\
+         echo \"$SLURM_ARRAY_TASK_ID of $SLURM_ARRAY_TASK_COUNT, $SLURM_ARRAY_TASK_MIN to $SLURM_ARRAY_TASK_MAX\" >>seen\n"
+    );
+    fs::write(&script, text).expect("written");
+    let sbatch = |file: &Path| {
+        let out = cli(state, &["slurm", "sbatch", "--parsable", &file.display().to_string()]).ok();
+        out.out.trim().to_owned()
+    };
+    let array = sbatch(&script);
+    let then = mesh.folder.path().join("then.sbatch");
+    let text = format!("#!/bin/sh\n#SBATCH -D {folder} -d afterok:{array}\nsort seen >sorted\n");
+    fs::write(&then, text).expect("written");
+    succeeded(state, &sbatch(&then));
+    let sorted = fs::read_to_string(mesh.folder.path().join("sorted")).expect("a list");
+    assert_eq!(sorted, "2 of 3, 2 to 6\n4 of 3, 2 to 6\n6 of 3, 2 to 6\n");
 }

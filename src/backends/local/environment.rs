@@ -132,6 +132,18 @@ pub(in crate::backends) fn common_env(
     set(&mut env, "WORLD_SIZE", command.shares.len());
     set(&mut env, "LOCAL_RANK", 0);
     set(&mut env, COOKIE_VARIABLE, cookie);
+    // Scripts written for Slurm read an array's index under Slurm's names, wherever they run now.
+    for (theirs, ours) in [
+        ("SLURM_ARRAY_TASK_ID", "STARLING_ARRAY_INDEX"),
+        ("SLURM_ARRAY_TASK_COUNT", "STARLING_ARRAY_COUNT"),
+        ("SLURM_ARRAY_TASK_MIN", "STARLING_ARRAY_MIN"),
+        ("SLURM_ARRAY_TASK_MAX", "STARLING_ARRAY_MAX"),
+        ("SLURM_ARRAY_JOB_ID", "STARLING_ARRAY_JOB_ID"),
+    ] {
+        if let (Some(value), false) = (spec.env.get(ours), spec.env.contains_key(theirs)) {
+            set(&mut env, theirs, value);
+        }
+    }
     env
 }
 

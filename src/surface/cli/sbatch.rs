@@ -7,6 +7,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
+use crate::model::array::ArraySpec;
 use crate::model::sbatch::{self, Directive};
 
 /// A job document, and what is to be said about it.
@@ -25,8 +26,6 @@ pub fn is_script(text: &[u8]) -> bool {
 
 /// Options that would change what is run, and that Starling has no word for.
 const REFUSED: &[(&str, &str)] = &[
-    ("array", "submit one job per index"),
-    ("dependency", "wait for the other job first: starling wait ID"),
     ("begin", "submit it at that time"),
     ("hold", "submit it when it shall run"),
     ("clusters", "name them in a job file: placement.clusters"),
@@ -93,6 +92,8 @@ const READ: &[&str] = &[
     "chdir",
     "signal",
     "export",
+    "array",
+    "dependency",
 ];
 
 struct Asked<'a> {
@@ -258,6 +259,27 @@ fn document(
             d.line, d.value
         ));
     }
+    if let Some(d) = asked.by_name.get("array") {
+        match array(&d.value) {
+            Ok(list) => {
+                job.insert("array".into(), json!(list));
+                notes.push(format!(
+                    "line {}: --array={}: its jobs may run at different clusters; SLURM_ARRAY_TASK_ID is the index, \
+                     SLURM_ARRAY_JOB_ID the array's id here, a text",
+                    d.line, d.value
+                ));
+            }
+            Err(why) => wrong.push(format!("line {}: --array={}: {why}", d.line, d.value)),
+        }
+    }
+    if let Some(d) = asked.by_name.get("dependency") {
+        match after(&d.value) {
+            Ok(list) => {
+                job.insert("after".into(), json!(list));
+            }
+            Err(why) => wrong.push(format!("line {}: --dependency={}: {why}", d.line, d.value)),
+        }
+    }
     let steps =
         text.lines().any(|l| !l.trim_start().starts_with('#') && l.split_whitespace().any(|w| w == "srun"));
     let needs = asked.by_name.keys().any(|name| NEEDS_SLURM.contains(name));
@@ -280,6 +302,45 @@ fn document(
     run.extend(["-c".to_owned(), text.to_owned(), name]);
     job.insert("run".into(), json!(run));
     Value::Object(job)
+}
+
+/// Slurm's list of indices as ours: a number alone is that index there, and how many jobs here.
+fn array(text: &str) -> Result<String, String> {
+    let (list, most) = text.split_once('%').map_or((text, None), |(list, most)| (list, Some(most)));
+    let single = list.parse::<u32>().is_ok();
+    let mut ours = if single { format!("{list}-{list}") } else { list.to_owned() };
+    // %0 is no limit.
+    if let Some(most) = most.filter(|m| m.parse() != Ok(0_u32)) {
+        ours = format!("{ours}%{most}");
+    }
+    ArraySpec::parse(&ours).map(|_| ours)
+}
+
+/// `afterok:ID[:ID…][,afterany:ID…]` as the entries of `after`.
+fn after(text: &str) -> Result<Vec<Value>, String> {
+    if text.contains('?') {
+        return Err("? (any of them will do) has no word here: wait for all of them, with commas".into());
+    }
+    let mut list = Vec::new();
+    for part in text.split(',').filter(|p| !p.is_empty()) {
+        let (kind, ids) = part.split_once(':').unwrap_or((part, ""));
+        let on = match kind.to_ascii_lowercase().as_str() {
+            "afterok" => "ok",
+            "afternotok" => "fail",
+            "afterany" => "any",
+            _ => return Err(format!("{kind}: afterok, afternotok and afterany are taken")),
+        };
+        for id in ids.split(':') {
+            if id.is_empty() || id.contains('+') {
+                return Err(format!("{part:?}: name the ids of jobs of this mesh, as sbatch printed them"));
+            }
+            if id.bytes().all(|b| b.is_ascii_digit() || b == b'_') {
+                return Err(format!("{id} is a number of Slurm's: only jobs of this mesh can be waited for"));
+            }
+            list.push(json!({ "job": id.replace('_', "."), "on": on }));
+        }
+    }
+    if list.is_empty() { Err("names no job".into()) } else { Ok(list) }
 }
 
 /// GPUs of one node, and their type.
@@ -365,13 +426,54 @@ mod tests {
     }
 
     #[test]
+    fn arrays_and_dependencies_are_carried_over() {
+        let made = |line: &str| {
+            let text = format!("#!/bin/sh\n#SBATCH {line}\ntrue\n");
+            convert(&text, Path::new("/w")).map(|made| {
+                parse_spec(made.document.to_string().as_bytes()).unwrap_or_else(|e| panic!("{line}: {e:?}"))
+            })
+        };
+        for (line, wanted, at_once) in [
+            ("--array=1-9:2%3", vec![1, 3, 5, 7, 9], 3),
+            ("-a 5", vec![5], 1_000),
+            ("--array=0,7%0", vec![0, 7], 1_000),
+        ] {
+            let array = made(line).expect("carried over").spec.array.expect("an array");
+            let indices: Vec<u32> = (0..array.len()).filter_map(|rank| array.index(rank)).collect();
+            assert_eq!((indices, array.at_once), (wanted, at_once), "{line}");
+        }
+        use crate::model::array::On;
+        assert_eq!(
+            made("-d afterok:abcd:abce_7,afternotok:abcf,afterany:abcg").expect("carried over").after,
+            [("abcd", On::Ok), ("abce.7", On::Ok), ("abcf", On::Fail), ("abcg", On::Any)]
+                .map(|(id, on)| (id.to_owned(), on))
+        );
+        for (line, part) in [
+            ("--array=9-1", "line 2: --array=9-1"),
+            ("--array=0-99999", "an array has 10000 at most"),
+            ("-d afterok:7", "a number of Slurm's"),
+            ("-d singleton", "singleton: afterok"),
+            ("-d afterok:abcd?afterok:abce", "any of them"),
+            ("-d after:abcd+5", "after: afterok"),
+            ("-d afterok", "name the ids"),
+        ] {
+            let wrong = made(line).expect_err("refused");
+            assert!(wrong.iter().any(|w| w.contains(part)), "{line}: {wrong:?}");
+        }
+    }
+
+    #[test]
     fn what_would_change_it_is_refused_line_by_line() {
         let text =
-            "#!/bin/bash\n#SBATCH --array=1-9\n#SBATCH -d afterok:7 --time=soon\n#SBATCH -N x -Z\ntrue\n";
+            "#!/bin/bash\n#SBATCH --begin=now+1\n#SBATCH -d afterok:7 --time=soon\n#SBATCH -N x -Z\ntrue\n";
         let wrong = convert(text, Path::new("/w")).expect_err("refused");
-        for part in
-            ["line 2: --array=1-9", "line 3: --dependency", "line 3: --time=soon", "line 4: --nodes=x", "-Z"]
-        {
+        for part in [
+            "line 2: --begin=now+1",
+            "line 3: --dependency",
+            "line 3: --time=soon",
+            "line 4: --nodes=x",
+            "-Z",
+        ] {
             assert!(wrong.iter().any(|w| w.contains(part)), "{part}: {wrong:?}");
         }
         assert!(convert("#!/usr/bin/perl\nprint 1\n", Path::new("/w")).is_err());

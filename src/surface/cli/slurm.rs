@@ -231,7 +231,8 @@ async fn sbatch(asking: &Asking, args: SbatchArgs) -> CommandResult {
 async fn scancel(asking: &Asking, args: ScancelArgs) -> CommandResult {
     let mut done = Vec::new();
     for id in args.ids.iter().flat_map(|i| i.split(',')).filter(|i| !i.is_empty()) {
-        let path = format!("/v1/jobs/{}/cancel", escape(id));
+        // `ID_7` is Slurm's way to write job 7 of an array.
+        let path = format!("/v1/jobs/{}/cancel", escape(&id.replace('_', ".")));
         let answer: serde_json::Value = asking.client.send(Method::POST, &path, None).await?;
         done.push(answer);
     }
