@@ -67,7 +67,9 @@ impl Guard {
         tell(&part);
         let (mut words, mut told) = (PullWords::default(), clock::now());
         let pulled = self.attend(&runtime, &["pull", &image], PULL_TIME_MAX, &mut |line| {
-            line.map_or((), |line| words.line(line));
+            if let Some(line) = line {
+                words.line(line);
+            }
             if clock::now().since(told) >= TOLD_EVERY {
                 told = clock::now();
                 (part.done, part.total) = words.bytes();
