@@ -35,7 +35,7 @@ use crate::core::message::SPEAKS;
 use crate::core::{CoreConfig, Input, Now, Peer};
 use crate::model::config::BackendKind;
 use crate::model::gpu;
-use crate::model::report::{BuildReport, CapacityReport, Inventory, Liveness};
+use crate::model::report::{BuildReport, CapacityReport, Inventory, Item, Liveness};
 use crate::runtime::driver::{self, DriverParts};
 use crate::runtime::eventlog::EventLog;
 use crate::runtime::gossip::Facet;
@@ -149,8 +149,9 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
     net.set_join_handler(Some(issuer.clone()));
 
     let kind = settings.backend.as_str();
-    let backend =
-        backend(&settings, &name, &identity.mesh().to_string()).map_err(|e| UpError::Backend(kind, e))?;
+    let datasets = measure(&settings.datasets).await;
+    let backend = backend(&settings, &name, &identity.mesh().to_string(), &datasets)
+        .map_err(|e| UpError::Backend(kind, e))?;
     let found = backend.discover().await.map_err(|e| UpError::Backend(kind, e))?;
     for note in &found.notes {
         tracing::info!("{note}");
@@ -215,7 +216,7 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
         terms: settings.terms.clone(),
     };
     let build = BuildReport { version: env!("CARGO_PKG_VERSION").into(), wire: SPEAKS };
-    let data = Inventory::of(measure(&settings.datasets).await);
+    let data = Inventory::of(datasets);
     let images = Inventory::of(settings.images.iter().cloned().chain(found.images));
     let facets =
         [Facet::Capacity(capacity.clone()), Facet::Build(build), Facet::Data(data), Facet::Images(images)];
@@ -316,13 +317,18 @@ fn listeners(settings: &Settings, tcp: Option<TcpListener>) -> Result<ApiListene
     Ok(listeners)
 }
 
-fn backend(settings: &Settings, name: &PeerName, mesh: &str) -> anyhow::Result<Arc<dyn Backend>> {
+fn backend(
+    settings: &Settings,
+    name: &PeerName,
+    mesh: &str,
+    datasets: &[Item],
+) -> anyhow::Result<Arc<dyn Backend>> {
     let exe = match &settings.self_exe {
         Some(exe) => exe.clone(),
         None => std::env::current_exe()?,
     };
     match settings.backend {
-        BackendKind::Local => local(settings, name, exe),
+        BackendKind::Local => local(settings, name, exe, datasets),
         BackendKind::Slurm => slurm(settings, name, exe),
         BackendKind::Kubernetes => kubernetes(settings, name, mesh),
     }
@@ -333,7 +339,12 @@ fn places(settings: &Settings) -> std::collections::BTreeMap<String, PathBuf> {
     settings.datasets.iter().filter_map(|d| Some((d.name.clone(), d.path.clone()?))).collect()
 }
 
-fn local(settings: &Settings, name: &PeerName, exe: PathBuf) -> anyhow::Result<Arc<dyn Backend>> {
+fn local(
+    settings: &Settings,
+    name: &PeerName,
+    exe: PathBuf,
+    datasets: &[Item],
+) -> anyhow::Result<Arc<dyn Backend>> {
     let mut config = LocalConfig::new(settings.state.clone(), exe, name.clone());
     config.declared = settings.nodes.clone();
     config.logs = settings.logs;
@@ -342,6 +353,7 @@ fn local(settings: &Settings, name: &PeerName, exe: PathBuf) -> anyhow::Result<A
     config.attempts_kept = settings.attempts_kept;
     config.container_runtime.clone_from(&settings.container_runtime);
     config.datasets = places(settings);
+    config.dataset_bytes = datasets.iter().map(|item| (item.name.clone(), item.size)).collect();
     config.canonical_gpu = |name: &str, memory: Bytes| gpu::canonical_measured(name, memory).ok();
     Ok(Arc::new(LocalBackend::new(config)?))
 }

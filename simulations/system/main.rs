@@ -4,6 +4,7 @@
 
 mod alerts;
 mod bad_input;
+mod bring;
 mod faults;
 mod groups;
 mod harness;
@@ -15,6 +16,7 @@ mod preempt;
 mod relay;
 mod scraped;
 mod seeing;
+mod staging;
 mod strangers;
 mod three_peers;
 mod trace;

@@ -19,6 +19,7 @@ pub mod report_json;
 pub mod sbatch;
 pub mod spec;
 pub mod spec_input;
+pub mod staging;
 pub mod tenant;
 pub mod timestamp;
 pub mod topology;

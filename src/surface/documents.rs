@@ -16,6 +16,7 @@ use crate::base::{Epoch, JobId, PeerName, WallTime};
 use crate::core::api::{Candidate, InspectReport, WhyReport};
 use crate::core::placement::groups::GroupPlan;
 use crate::core::placement::{Estimate, Reason};
+use crate::model::staging::Staging;
 use crate::model::{JobRecord, JobSpec, JobState, Outcome};
 
 pub use incidents::*;
@@ -228,6 +229,9 @@ pub struct JobDocument {
     /// Jobs that it waits for, or waited for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub after: Vec<AfterDocument>,
+    /// How far what its attempt needs has come, before that starts; only of one job, and where its cluster answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub staging: Option<Staging>,
     /// What was asked; left out of lists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spec: Option<JobSpec>,
@@ -267,6 +271,7 @@ impl JobDocument {
             groups: JobGroupDocument::of(record),
             group_of: record.group_of.as_ref().map(|of| of.parent),
             after: AfterDocument::of(record),
+            staging: None,
             spec: with_spec.then(|| record.spec.clone()),
         }
     }
