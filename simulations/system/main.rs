@@ -14,6 +14,7 @@ mod mesh;
 mod one_peer;
 mod preempt;
 mod relay;
+mod reserve;
 mod scraped;
 mod seeing;
 mod staging;

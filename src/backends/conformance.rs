@@ -58,6 +58,7 @@ pub fn spec(run: Run) -> JobSpec {
         array: None,
         after: vec![],
         preemptible: None,
+        reserve: None,
     }
 }
 

@@ -252,6 +252,21 @@ impl Books {
         self.mark(shares, need, false);
     }
 
+    /// The same, where GPUs are free only if they are among these, by node.
+    pub fn only(&self, gpus: &BTreeMap<u32, BTreeSet<u32>>) -> Books {
+        let mut books = self.clone();
+        let all: Vec<NodeShare> = (0u32..)
+            .zip(&self.nodes)
+            .filter(|(_, node)| !node.gpus.is_empty())
+            .map(|(node, state)| {
+                let kept = |g: &u32| gpus.get(&node).is_some_and(|kept| kept.contains(g));
+                NodeShare { node, gpus: (0..state.gpus.len() as u32).filter(|g| !kept(g)).collect() }
+            })
+            .collect();
+        books.take(&all, &Need { milli: WHOLE, ..Need::default() });
+        books
+    }
+
     /// Others hold this: the last GPUs of the node, so that ours stay where they are.
     pub fn hold(&mut self, held: &Held) {
         let Some(node) = self.nodes.get(held.node as usize) else { return };

@@ -212,7 +212,9 @@ impl Peer {
         if held >= self.cfg.jobs_max {
             return Err(ClientError::TooMany(self.cfg.jobs_max));
         }
-        if let Some(why) = self.quota_never(spec) {
+        if spec.reserve.is_some() {
+            self.can_reserve(spec)?;
+        } else if let Some(why) = self.quota_never(spec) {
             return Err(ClientError::OverQuota(why));
         }
         self.placer.update(&self.view);
@@ -464,6 +466,7 @@ impl Peer {
         let job = record.id();
         // A cancel may be its end.
         self.event_with(kind, Some(job), record.reason.clone(), trace::whole(record).into_iter().collect());
+        self.tell_parts(record);
         if let Some(placement) = &record.placement {
             self.send(placement.cluster.clone(), Message::Look { birth: record.birth.clone() }, false);
         }

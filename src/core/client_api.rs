@@ -128,6 +128,9 @@ pub struct JobFilter {
     pub prefix: Option<String>,
     /// Only jobs of this array; none leaves jobs of arrays out, unless they are looked for by their ids.
     pub array: Option<JobId>,
+    /// Reservations; otherwise they are left out.
+    #[serde(default)]
+    pub reservations: bool,
     /// Only of this tenant.
     pub tenant: Option<String>,
     /// Only in these states; empty means all.
@@ -234,6 +237,9 @@ pub enum ClientError {
     /// The tenant's limits never let it run.
     #[error("{0}")]
     OverQuota(String),
+    /// The reservation cannot be taken. Nothing was stored.
+    #[error("{0}")]
+    NoReservation(String),
     /// No ledger of this tenant is known here: nothing limits it.
     #[error("tenant {0} has no limits")]
     NoSuchTenant(String),

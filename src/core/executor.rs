@@ -274,6 +274,14 @@ impl Executor {
         (!used.is_empty()).then(|| serde_json::to_vec(&Usage { at: wall.0, used }).ok()).flatten()
     }
 
+    /// Queue and books.
+    pub fn scheduler(&self) -> &Scheduler<AttemptKey> {
+        &self.sched
+    }
+    pub fn scheduler_mut(&mut self) -> &mut Scheduler<AttemptKey> {
+        &mut self.sched
+    }
+
     pub fn explain(&self, job: &JobId) -> String {
         let attempts: Vec<_> =
             self.of_job(job).map(|(k, a)| (k.epoch, a.phase, a.busy, a.recorded)).collect();
@@ -397,6 +405,9 @@ impl Peer {
         }
         let OpResult::Value { value: Value::Job(record), .. } = result else { return };
         self.heal_hint(&record);
+        if record.is_reservation() {
+            return self.reservation_seen(&record);
+        }
         let mine = record.placement.clone().filter(|p| p.cluster == self.cfg.name);
         let current = mine.as_ref().map(|_| AttemptKey { job, epoch: record.epoch });
         let others: Vec<AttemptKey> =
@@ -443,11 +454,12 @@ impl Peer {
         let spec = &record.spec;
         let held = self.exec.grants.get(&key.job).is_some_and(|g| g.epoch == key.epoch);
         self.exec.drop_claim(&key.job);
+        self.note_promises();
         let request = self.exec.request_of(spec, &record.birth, self.now.mono);
         let shares = match held {
             true => self.exec.sched.running().get(&key).map(|r| r.shares.clone()),
             // It expired, or this peer was started anew. The cluster's own books decide.
-            false => self.exec.sched.fit_now(&request),
+            false => self.exec.sched.fit_now(&request, self.now.mono),
         };
         if held {
             // It is the attempt's from here on.

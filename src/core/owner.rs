@@ -245,9 +245,11 @@ impl Peer {
         if !self.acts_for(&record) {
             self.withdraw_all(job, None);
             self.drop_groups(&job);
+            self.forget_gathering(&job);
             return self.idle(job, &record);
         }
         match record.placement.clone() {
+            None if record.is_reservation() => self.drive_reservation(job, &record),
             None if record.array.is_some() => self.drive_array(job, &record),
             None if record.groups.is_some() => self.drive_groups(job, &record),
             // What happens to a group is decided by its job's owner.
@@ -296,6 +298,7 @@ impl Peer {
         self.withdraw_all(job, None);
         self.drop_array(&job);
         self.drop_groups(&job);
+        self.drop_gathering(&job);
         self.owner.jobs.remove(&job);
     }
 

@@ -18,6 +18,8 @@ use crate::model::{JobRecord, JobState, Outcome};
 
 #[path = "groups_tests.rs"]
 mod groups_tests;
+#[path = "reserve/tests.rs"]
+mod reserve_tests;
 
 struct Site {
     core: Peer,

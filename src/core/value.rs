@@ -104,6 +104,8 @@ pub(super) const VALUE_VERSION: u8 = 1;
 const VALUE_VERSION_ARRAY: u8 = 3;
 /// Leads a record of a job with groups, or of a group: an older binary would take it for a job that may be placed.
 const VALUE_VERSION_GROUPS: u8 = 4;
+/// Leads a reservation's record: an older binary would take it for a job that may be placed.
+const VALUE_VERSION_RESERVE: u8 = 5;
 /// Leads a record that moves or has moved: an older binary would miss the seal, so it must not read it.
 const VALUE_VERSION_MOVED: u8 = 2;
 /// Few values are longer.
@@ -118,6 +120,7 @@ impl Value {
             |r: &JobRecord| r.spec.array.is_some() || r.array_of.is_some() || !r.spec.after.is_empty();
         let mut bytes = Vec::with_capacity(USUAL_BYTES);
         bytes.push(match self {
+            Value::Job(record) if record.is_reservation() => VALUE_VERSION_RESERVE,
             Value::Job(record) if with_groups(record) => VALUE_VERSION_GROUPS,
             Value::Job(record) if grouped(record) => VALUE_VERSION_ARRAY,
             Value::Job(record) if moved(record) => VALUE_VERSION_MOVED,
@@ -153,7 +156,11 @@ impl Value {
         match (bytes.split_first(), key) {
             (
                 Some((
-                    &(VALUE_VERSION | VALUE_VERSION_MOVED | VALUE_VERSION_ARRAY | VALUE_VERSION_GROUPS),
+                    &(VALUE_VERSION
+                    | VALUE_VERSION_MOVED
+                    | VALUE_VERSION_ARRAY
+                    | VALUE_VERSION_GROUPS
+                    | VALUE_VERSION_RESERVE),
                     rest,
                 )),
                 RecordKey::Job(id),

@@ -16,6 +16,7 @@ pub mod record;
 pub mod replay_trace;
 pub mod report;
 pub mod report_json;
+pub mod reserve;
 pub mod sbatch;
 pub mod spec;
 pub mod spec_input;

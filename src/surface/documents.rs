@@ -5,6 +5,7 @@
 
 mod incidents;
 mod mesh;
+mod reservations;
 mod tenants;
 mod trace;
 
@@ -21,6 +22,7 @@ use crate::model::{JobRecord, JobSpec, JobState, Outcome};
 
 pub use incidents::*;
 pub use mesh::*;
+pub use reservations::*;
 pub use tenants::*;
 pub use trace::*;
 
@@ -226,6 +228,9 @@ pub struct JobDocument {
     /// The job of which it is a group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group_of: Option<JobId>,
+    /// It is no job but a reservation: when and where.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reserve: Option<ReservePartDocument>,
     /// Jobs that it waits for, or waited for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub after: Vec<AfterDocument>,
@@ -270,6 +275,7 @@ impl JobDocument {
             array_of: record.array_of.map(|of| ArrayOfDocument { id: of.parent, index: of.index }),
             groups: JobGroupDocument::of(record),
             group_of: record.group_of.as_ref().map(|of| of.parent),
+            reserve: ReservePartDocument::of(record),
             after: AfterDocument::of(record),
             staging: None,
             spec: with_spec.then(|| record.spec.clone()),

@@ -261,6 +261,7 @@ mod tests {
                     front: vec![],
                     victims: Some(2),
                     waits: String::new(),
+                    reserved: String::new(),
                 },
             },
         ]
@@ -361,11 +362,16 @@ mod tests {
             );
         }
         let tell = TenantsWord::Tell { cards: Vec::new(), more: false, told: true };
+        let hold = crate::core::reserve::ReserveWord::Held { id: JobId([9; 20]), round: 1 };
         for (message, bytes) in [
             (Message::Disk(DiskWord::Seen { nonce: 7, seen: None }), "0c020700"),
             (Message::Tenants(Vec::new()), "0d00"),
             (Message::TenantsWord(TenantsWord::Ask { after: None }), "0e0000"),
             (Message::TenantsWord(tell), "0e01000001"),
+            (
+                Message::Reserve(hold),
+                "0f3c7b2268656c64223a7b226964223a22626565717363696a626565717363696a626565717363696a626565717363696a222c22726f756e64223a317d7d",
+            ),
         ] {
             assert_eq!(HEXLOWER.encode(&encode(&message).expect("writes")), bytes, "{message:?}");
         }

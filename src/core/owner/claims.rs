@@ -5,6 +5,7 @@
 //! yet (a moment's patience), or is worth waiting for by the same figures that `why` shows. An estimate that a queue does
 //! not keep is believed for as long as it said, and no longer than the job has waited already: so patience is
 //! bounded by what it may save.
+// tidy: long because claims, grants and what is said of both read the same soft state of one job
 
 use super::super::message::{Claim, Prospects, Terms};
 use super::*;
@@ -447,6 +448,12 @@ impl Peer {
                     // There may be room, and the tenant may not have it.
                     row.fits_now &= waits.is_none();
                     row.reasons.extend(waits.map(|why| Reason::Quota { text: why.clone(), passing: true }));
+                    let reserved = &laid.prospects.reserved;
+                    if !reserved.is_empty() {
+                        row.fits_now = false;
+                        row.reasons.retain(|r| !matches!(r, Reason::Reserved { .. }));
+                        row.reasons.push(Reason::Reserved { text: reserved.clone() });
+                    }
                 }
             }
         }

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 
 use super::reason::Reason;
 use super::site::{Shape, Site};
-use crate::base::{Instant, Span};
+use crate::base::{Instant, Span, WallTime};
+use crate::core::reserve::reserved_words;
 use crate::model::report::Liveness;
 use crate::model::spec::{JobSpec, Run};
 
@@ -134,6 +135,37 @@ fn room(spec: &JobSpec, site: &Site, does: &Does<'_>, names: &[String]) -> Optio
     })
 }
 
+/// A job of this length that is sent away for a reservation's start is worth starting.
+const WORTH: Span = Span::secs(60);
+
+/// Free GPUs of models that will do, for this job, and what is reserved for others that keeps it from more.
+pub(super) fn free_for(
+    spec: &JobSpec,
+    site: &Site,
+    does: &Does<'_>,
+    wall: WallTime,
+) -> (u64, Option<Reason>) {
+    let (mut free, mut barred) = (does.sum(&site.gpus_free), None);
+    let ends = spec.max_runtime.map_or(u64::MAX, |run| wall.0.saturating_add(run.as_millis()));
+    for r in site.reserved.iter().filter(|r| r.until > wall) {
+        let (idle, begun) = (does.sum(&r.idle), r.from <= wall);
+        if r.tenant == spec.tenant {
+            // What is reserved for its own tenant is not in what is free.
+            free = free.saturating_add(if begun { idle } else { 0 });
+            continue;
+        }
+        let goes = spec.may_be_preempted() && wall.0.saturating_add(WORTH.as_millis()) < r.from.0;
+        if begun || !(ends <= r.from.0 || goes) {
+            free = free.saturating_sub(if begun { 0 } else { idle });
+            if idle > 0 && barred.is_none() {
+                let text = reserved_words(r.gpus, &r.tenant, r.from, r.until);
+                barred = Some(Reason::Reserved { text });
+            }
+        }
+    }
+    (free, barred)
+}
+
 /// The first reason that may pass, if any: the cluster could run it, but not now as far as is known.
 /// `taken` is what was given out there and its report does not show yet, in GPUs.
 pub(super) fn passing(
@@ -141,7 +173,7 @@ pub(super) fn passing(
     site: &Site,
     does: &Does<'_>,
     taken: u64,
-    now: Instant,
+    (now, wall): (Instant, WallTime),
 ) -> Option<Reason> {
     let member = &site.member;
     let part = |part: &str| Some(Reason::NotReported { part: part.into() });
@@ -165,12 +197,17 @@ pub(super) fn passing(
     if age > REPORT_AGE_MAX {
         return Some(Reason::Stale { age });
     }
-    let (wanted, free) = (spec.gpus_total(), does.sum(&site.gpus_free).saturating_sub(taken));
+    let (free, reserved) = free_for(spec, site, does, wall);
+    let (wanted, free) = (spec.gpus_total(), free.saturating_sub(taken));
     let kept = if spec.priority < queue.buffer_priority { u64::from(queue.gpus_buffer) } else { 0 };
     if wanted > 0 && wanted <= free && wanted > free.saturating_sub(kept) {
         return Some(Reason::GpusKept { wanted, free, kept, priority: queue.buffer_priority });
     }
     if wanted > free {
+        let idle = site.reserved.iter().filter(|r| r.tenant != spec.tenant).map(|r| does.sum(&r.idle));
+        if let Some(reason) = reserved.filter(|_| wanted <= free.saturating_add(idle.sum())) {
+            return Some(reason);
+        }
         return Some(Reason::GpusBusy { wanted, free, queued: queue.queued });
     }
     let room = does.room(site, spec.resources.gpus).1.saturating_sub(taken);

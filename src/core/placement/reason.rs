@@ -122,6 +122,11 @@ pub enum Reason {
         /// It may pass.
         passing: bool,
     },
+    /// There would be room, but for what is reserved for another tenant.
+    Reserved {
+        /// In words and numbers.
+        text: String,
+    },
     /// Nothing (or not this part) was heard of it yet.
     NotReported {
         /// `it`, `capacity`, `queue`.
@@ -229,6 +234,7 @@ impl Reason {
             Self::Price { .. } => "price",
             Self::DataAbsent { .. } => "data-absent",
             Self::Quota { .. } => "quota",
+            Self::Reserved { .. } => "reserved",
             Self::NotReported { .. } => "not-reported",
             Self::Lost => "lost",
             Self::Suspect => "suspect",
@@ -344,7 +350,7 @@ impl fmt::Display for Reason {
                     (true, false) => f.write_str("; no cluster says that it holds it"),
                 }
             }
-            Self::Quota { text, .. } => f.write_str(text),
+            Self::Quota { text, .. } | Self::Reserved { text } => f.write_str(text),
             Self::NotReported { part } if part == "it" => f.write_str("has not reported yet"),
             Self::NotReported { part } => write!(f, "has not reported its {part} yet"),
             Self::Lost => f.write_str("is lost: not heard of for long"),

@@ -107,6 +107,7 @@ pub struct ListQuery {
     before: Option<String>,
     limit: Option<usize>,
     array: Option<String>,
+    reservations: Option<bool>,
 }
 
 impl ListQuery {
@@ -127,6 +128,7 @@ impl ListQuery {
         let array = self.array.as_deref().map(str::parse).transpose();
         let array = array.map_err(|_| ApiError::BadRequest("array: not a job id".into()))?;
         Ok(JobFilter {
+            reservations: self.reservations.unwrap_or(false),
             array,
             since: moment("since", &self.since)?,
             until: moment("until", &self.until)?,

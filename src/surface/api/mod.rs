@@ -18,6 +18,7 @@ mod metrics;
 mod openapi;
 mod operator;
 mod proxy;
+mod reservations;
 pub(crate) mod resolve;
 mod routes;
 mod tenants;
