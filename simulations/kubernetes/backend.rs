@@ -160,7 +160,7 @@ pub fn a_gang_begins_together_and_its_first_failure_counts() {
     });
 }
 
-async fn wait_until_async(what: &str, mut done: impl AsyncFnMut() -> bool) {
+pub async fn wait_until_async(what: &str, mut done: impl AsyncFnMut() -> bool) {
     for _ in 0..1_200 {
         if done().await {
             return;
@@ -202,14 +202,21 @@ pub fn without_a_guard_exit_codes_are_the_kubelets() {
         let ground = Ground::make().await;
         let desk = Desk::new(&ground, &ground.url, "plain", |c| c.guard_image = None).await;
         let (mut ear, _) = Ear::adopt(&*desk.backend).await;
-        let spec = script("echo hello; exit 5");
+        let mut spec = script("echo hello $TOKEN; exit 5");
+        spec.env.insert("TOKEN".into(), "kept-secret".into());
         assert!(
             matches!(conformance::run(&*desk.backend, &mut ear, key(1), spec.clone()).await, Outcome::NotStarted(why) if why.contains("operator"))
         );
         let mut never = spec;
         never.on_lost_contact.grace = None;
         assert_eq!(conformance::run(&*desk.backend, &mut ear, key(2), never).await, Outcome::Exited(5));
-        assert_eq!(conformance::output(&*desk.backend, key(2)), "hello\n");
+        assert_eq!(conformance::output(&*desk.backend, key(2)), "hello kept-secret\n");
+        for kind in ["apis/batch/v1/jobs", "api/v1/pods"] {
+            let all =
+                call(&ground.admin, "GET", &format!("/{kind}"), None).await.expect("a list").to_string();
+            assert!(all.contains(&native_name(key(2))), "{kind}: {all}");
+            assert!(!all.contains("kept-secret"), "only the Secret holds its environment: {all}");
+        }
         let mut long = script("while :; do sleep 0.05; done");
         long.on_lost_contact.grace = None;
         desk.go(key(3), long).await;

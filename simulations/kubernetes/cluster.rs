@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use hyper::Request;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use serde_json::{Value, json};
+use starling::backends::local::clock::TEST_CLOCK;
 use tokio_util::sync::CancellationToken;
 
 use super::harness::STARLING;
@@ -40,6 +41,8 @@ pub struct Wishes {
     pub twice: AtomicBool,
     /// Kubelets do not answer: nothing is started, nothing is reported.
     pub dead_kubelets: AtomicBool,
+    /// The machines of all nodes lose their power, once.
+    pub power_cut: AtomicBool,
     /// Pods that were started, by identity.
     pub started: Mutex<BTreeSet<String>>,
 }
@@ -113,6 +116,11 @@ impl Cluster {
     }
 
     async fn round(&mut self) -> Result<(), String> {
+        if self.wishes.power_cut.load(Ordering::SeqCst) {
+            self.kill_all();
+            self.runs.clear();
+            self.wishes.power_cut.store(false, Ordering::SeqCst);
+        }
         let pods = self.call("GET", "/api/v1/pods", None).await?;
         let pods: Vec<Value> = list(&pods["items"]).cloned().collect();
         if !self.wishes.dead_kubelets.load(Ordering::SeqCst) {
@@ -146,14 +154,17 @@ impl Cluster {
         let there: BTreeSet<String> = own.iter().map(|p| text(&p["metadata"]["uid"]).to_owned()).collect();
         let vanished = known.iter().any(|k| !there.contains(k));
         known.extend(there);
-        if over || meta["deletionTimestamp"].is_string() && own.is_empty() {
+        // One that is being deleted gets no pods any more, and loses none by its controller.
+        let going = meta["deletionTimestamp"].is_string();
+        if over || going && own.is_empty() {
             return Ok(());
         }
         let phase = |p: &&&Value, wanted: &str| p["status"]["phase"] == *wanted;
         let active = |p: &&&Value| !["Succeeded", "Failed"].contains(&text(&p["status"]["phase"]));
         let path = format!("/apis/batch/v1/namespaces/{namespace}/jobs/{name}/status");
         let condition = |kind: &str, reason: &str, message: String| json!({ "status": { "conditions": [{ "type": kind, "status": "True", "reason": reason, "message": message }] } });
-        if spec["suspend"] == true {
+        let suspended = list(&job["status"]["conditions"]).any(|c| c["type"] == "Suspended");
+        if spec["suspend"] == true && !going {
             for pod in own.iter().filter(active).filter(|p| !p["metadata"]["deletionTimestamp"].is_string()) {
                 self.call(
                     "DELETE",
@@ -164,7 +175,14 @@ impl Cluster {
             }
             // Pods that it took back itself have not failed.
             self.pods_of.remove(uid);
+            if !suspended {
+                let said = condition("Suspended", "JobSuspended", "Job suspended".into());
+                self.call("PATCH", &path, Some(&said)).await?;
+            }
             return Ok(());
+        }
+        if suspended {
+            self.call("PATCH", &path, Some(&json!({ "status": { "conditions": [] } }))).await?;
         }
         let wanted = spec["completions"].as_u64().unwrap_or(1);
         if own.iter().filter(|p| phase(p, "Succeeded")).count() as u64 >= wanted {
@@ -206,6 +224,9 @@ impl Cluster {
                 ),
             };
             return self.call("PATCH", &path, Some(&made)).await.map(|_| ());
+        }
+        if going {
+            return Ok(());
         }
         let indexed = spec["completionMode"] == "Indexed";
         let index_key = "batch.kubernetes.io/job-completion-index";
@@ -431,6 +452,15 @@ impl Cluster {
         }
         let main = &spec["containers"][0];
         let mut command = self.command(main, uid, &own, &places);
+        for from in list(&main["envFrom"]) {
+            let name = text(&from["secretRef"]["name"]);
+            let path = format!("/api/v1/namespaces/{namespace}/secrets/{name}");
+            let Ok(secret) = self.call("GET", &path, None).await else { return Ok(None) };
+            for (name, data) in secret["data"].as_object().into_iter().flatten() {
+                let bytes = data_encoding::BASE64.decode(text(data).as_bytes()).map_err(|e| e.to_string())?;
+                command.env(name, String::from_utf8_lossy(&bytes).into_owned());
+            }
+        }
         let (reader, writer) = std::io::pipe().map_err(|e| e.to_string())?;
         command.stdout(writer.try_clone().map_err(|e| e.to_string())?).stderr(writer).process_group(0);
         let child = command.spawn().map_err(|e| e.to_string())?;
@@ -483,9 +513,15 @@ impl Cluster {
         }
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]).current_dir(own).stdin(Stdio::null());
-        for name in
-            ["STARLING_PEER", "STARLING_TOKEN", "STARLING_CA", "STARLING_STATE", "RUST_LOG", "KUBECONFIG"]
-        {
+        for name in [
+            "STARLING_PEER",
+            "STARLING_TOKEN",
+            "STARLING_CA",
+            "STARLING_STATE",
+            "RUST_LOG",
+            "KUBECONFIG",
+            TEST_CLOCK,
+        ] {
             command.env_remove(name);
         }
         for env in list(&container["env"]) {
@@ -501,6 +537,12 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
+        self.kill_all();
+    }
+}
+
+impl Cluster {
+    fn kill_all(&mut self) {
         for run in self.runs.values_mut() {
             if let Some(pid) = Pid::from_raw(run.child.id() as i32) {
                 let _ = kill_process_group(pid, Signal::KILL);

@@ -38,6 +38,17 @@ async fn used() -> BTreeSet<Right> {
     for n in [1, 2] {
         desk.backend.command(BackendCommand::Forget { key: key(n) }).await;
     }
+    // Without a guard: its environment in a Secret, and proofs before anything is given back.
+    let change = |c: &mut starling::backends::kubernetes::KubernetesConfig| {
+        (c.guard_image, c.pull_max) = (None, Span::millis(500));
+    };
+    let plain = Desk::new(&ground, &ground.url, "plain", change).await;
+    let (mut ear, _) = Ear::adopt(&*plain.backend).await;
+    let mut absent = script("true");
+    (absent.image, absent.on_lost_contact.grace) = (Some("absent/image:1".into()), None);
+    plain.go(key(3), absent).await;
+    assert!(matches!(ear.ended(key(3)).await, Outcome::Refused(_)));
+    plain.backend.command(BackendCommand::Forget { key: key(3) }).await;
     none_left(&ground).await;
     let mut all = server.asked();
     // The coscheduling plugin's kind is the same under another name; what is used depends on the cluster.

@@ -17,7 +17,7 @@ use super::ground::{Ground, NAMESPACE, block_on};
 use super::proxy::{Fault, Proxy};
 
 /// A real server speaks TLS, which this proxy does not.
-async fn through(ground: &Ground) -> Option<std::sync::Arc<Proxy>> {
+pub async fn through(ground: &Ground) -> Option<std::sync::Arc<Proxy>> {
     if ground.server.is_none() {
         println!("not tried: faults on the way to a real API server");
         return None;
@@ -48,6 +48,7 @@ pub fn a_bad_network_loses_nothing_and_starts_nothing_twice() {
         ];
         // Each begins under a fault, and lives through all that follow.
         for (n, fault) in (1..).zip(faults) {
+            tracing::info!(n, ?fault, "a fault");
             proxy.set(fault);
             desk.go(key(n), script(&text)).await;
             let from = proxy.requests.load(Ordering::SeqCst);
@@ -56,6 +57,7 @@ pub fn a_bad_network_loses_nothing_and_starts_nothing_twice() {
             })
             .await;
             proxy.set(Fault::None);
+            tracing::info!(n, "healed");
             ear.started(key(n)).await;
         }
         let server = ground.server.as_ref().expect("recorded");

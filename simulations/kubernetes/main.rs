@@ -5,6 +5,7 @@
 //! controller, scheduler, kubelets) is played (`cluster.rs`).
 #![allow(clippy::disallowed_methods, reason = "measures and bounds real time, outside the product")]
 
+mod absence;
 mod backend;
 mod cluster;
 mod deploy;
@@ -17,6 +18,7 @@ mod mesh;
 mod proxy;
 mod real;
 mod server;
+mod speed;
 
 use std::panic::AssertUnwindSafe;
 use std::process::ExitCode;
@@ -41,6 +43,12 @@ const SCENARIOS: &[Scenario] = &scenarios![
     faults::a_bad_network_loses_nothing_and_starts_nothing_twice,
     faults::a_server_that_is_away_ends_nothing,
     faults::a_ttl_that_deletes_what_finished_runs_nothing_again,
+    absence::ten_minutes_without_a_server_end_nothing_and_start_nothing_twice,
+    absence::answers_after_45_seconds_start_nothing_twice,
+    absence::a_pod_that_went_while_nobody_watched_is_missed,
+    absence::without_a_guard_it_is_given_back_when_nothing_of_it_can_run,
+    absence::clocks_that_are_ten_minutes_apart_lose_no_output_and_end_nothing,
+    absence::a_line_without_an_end_is_cut_and_what_follows_comes,
     mesh::jobs_over_kubernetes_and_a_local_cluster,
     deploy::the_account_may_what_the_backend_does_and_no_more,
 ];
@@ -55,6 +63,13 @@ fn main() -> ExitCode {
     if args.iter().any(|a| a == "--list") {
         chosen.iter().for_each(|(name, _)| println!("{name}: test"));
         return ExitCode::SUCCESS;
+    }
+    if !speed::has_clock() {
+        return speed::with_clock();
+    }
+    if std::env::var_os("RUST_LOG").is_some() {
+        let filter = tracing_subscriber::EnvFilter::from_default_env();
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     }
     println!("\nrunning {} tests", chosen.len());
     match real::binaries() {

@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::CancellationToken;
 
 use super::server::Body;
 
@@ -22,6 +23,8 @@ pub enum Fault {
     None,
     /// Nothing for so long.
     Slow(Duration),
+    /// Requests have their effect at once, and the answer comes after so long.
+    Late(Duration),
     /// The connection is cut, after the request has had its effect.
     Reset,
     /// Half of the answer, and then nothing.
@@ -40,6 +43,8 @@ pub struct Proxy {
     address: SocketAddr,
     upstream: SocketAddr,
     fault: Mutex<Fault>,
+    away: AtomicBool,
+    connections: Mutex<CancellationToken>,
     pub requests: AtomicU64,
 }
 
@@ -48,21 +53,31 @@ impl Proxy {
         let upstream = upstream.trim_start_matches("http://").parse().expect("an address");
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
         let address = listener.local_addr().expect("an address");
-        let proxy =
-            Arc::new(Self { address, upstream, fault: Mutex::new(Fault::None), requests: AtomicU64::new(0) });
+        let proxy = Arc::new(Self {
+            address,
+            upstream,
+            fault: Mutex::new(Fault::None),
+            away: AtomicBool::new(false),
+            connections: Mutex::default(),
+            requests: AtomicU64::new(0),
+        });
         let serving = proxy.clone();
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let proxy = serving.clone();
+                if proxy.away.load(Ordering::SeqCst) {
+                    continue;
+                }
+                let cut = proxy.connections.lock().expect("a lock").clone();
                 tokio::spawn(async move {
                     let service = hyper::service::service_fn(move |request| {
                         let proxy = proxy.clone();
                         async move { proxy.pass(request).await }
                     });
+                    let connection = hyper::server::conn::http1::Builder::new()
+                        .serve_connection(TokioIo::new(stream), service);
                     // An error cuts the connection, as it is to.
-                    let _ = hyper::server::conn::http1::Builder::new()
-                        .serve_connection(TokioIo::new(stream), service)
-                        .await;
+                    tokio::select! { () = cut.cancelled() => {}, _ = connection => {} }
                 });
             }
         });
@@ -75,6 +90,19 @@ impl Proxy {
 
     pub fn set(&self, fault: Fault) {
         *self.fault.lock().expect("a lock") = fault;
+    }
+
+    /// What is open is cut: watches, too.
+    pub fn cut(&self) {
+        std::mem::take(&mut *self.connections.lock().expect("a lock")).cancel();
+    }
+
+    /// The server cannot be reached, and goes on for everybody else.
+    pub fn set_away(&self, away: bool) {
+        self.away.store(away, Ordering::SeqCst);
+        if away {
+            self.cut();
+        }
     }
 
     async fn pass(self: Arc<Self>, request: Request<Incoming>) -> std::io::Result<Response<Body>> {
@@ -90,6 +118,9 @@ impl Proxy {
             tokio::time::sleep(time).await;
         }
         let (mut parts, body) = sender.send_request(request).await.map_err(other)?.into_parts();
+        if let Fault::Late(time) = fault {
+            tokio::time::sleep(time).await;
+        }
         let streamed = path.contains("watch=true") || path.contains("/log?");
         match fault {
             Fault::Reset => return Err(std::io::ErrorKind::ConnectionReset.into()),

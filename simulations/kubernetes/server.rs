@@ -251,6 +251,15 @@ impl Server {
         *connections = CancellationToken::new();
     }
 
+    /// All of a kind are gone, and so are the versions that could tell of it.
+    pub fn lose(&self, resource: &str) {
+        let mut store = self.open();
+        store.objects.retain(|(kind, _, _), _| kind != resource);
+        store.version += 1;
+        drop(store);
+        self.compact();
+    }
+
     /// The next requests are answered with 429.
     pub fn throttle(&self, n: u64) {
         self.throttle.store(n, Ordering::SeqCst);

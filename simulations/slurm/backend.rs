@@ -1,7 +1,6 @@
 //! The Slurm backend by itself, on a real cluster: the conformance suite, gangs, and both ways to ask the peer.
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -14,7 +13,8 @@ use starling::core::api::{AttemptKey, StopReason};
 use starling::model::{JobSpec, Outcome};
 
 use super::ground::Ground;
-use super::harness::{STARLING, until};
+use super::harness::STARLING;
+use super::sandbox::Restd;
 
 /// A peer's backend on a cluster.
 pub struct Desk {
@@ -82,35 +82,13 @@ pub fn it_runs_programs(ground: &mut Ground) {
     });
 }
 
-/// slurmrestd of this cluster on a unix socket.
-struct Restd(Child);
-
-impl Drop for Restd {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 pub fn through_slurmrestd_too(ground: &mut Ground) {
-    if !Path::new("/usr/sbin/slurmrestd").exists() {
+    let (conf, folder) = (ground.a.conf(), ground.folder("rest"));
+    let Some(restd) = Restd::start(&ground.a, folder.join("rest.sock")) else {
         println!("not tried: slurmrestd is not installed");
         return;
-    }
-    let (conf, folder) = (ground.a.conf(), ground.folder("rest"));
-    let socket = folder.join("rest.sock");
-    let mut command = Command::new("slurmrestd");
-    command.args(["-f", &conf.display().to_string(), "-a", "rest_auth/local"]);
-    // Without slurmdbd its plugins must be named, and their names have changed.
-    let version = Command::new("slurmrestd").arg("-V").output().expect("slurmrestd");
-    let old = String::from_utf8_lossy(&version.stdout).contains(" 22.");
-    command.args(["-s", if old { "openapi/v0.0.38" } else { "slurmctld" }]);
-    command.arg(format!("unix:{}", socket.display()));
-    command.env("SLURM_CONF", &conf).env("SLURMRESTD_SECURITY", "disable_user_check");
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    let _restd = Restd(command.spawn().expect("slurmrestd starts"));
-    until("its socket is there", || if socket.exists() { Ok(()) } else { Err("no socket".into()) });
-    let rest = format!("unix:{}", socket.display());
+    };
+    let rest = restd.address();
     block_on(async {
         let change = |c: &mut SlurmConfig| {
             c.rest = Some(rest);

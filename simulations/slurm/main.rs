@@ -5,6 +5,7 @@
 //! STARLING_SLURM_TESTS=1; otherwise, and where Slurm is not installed, they are ignored, and one line says so.
 #![allow(clippy::disallowed_methods, reason = "measures and bounds real time, outside the product")]
 
+mod absence;
 mod backend;
 mod faults;
 #[allow(dead_code, reason = "shared with the system tests, which use more of it")]
@@ -13,6 +14,9 @@ mod harness;
 mod mesh;
 mod peers;
 mod sandbox;
+#[path = "../kubernetes/speed.rs"]
+#[allow(dead_code, reason = "shared with the Kubernetes tests, which use more of it")]
+mod speed;
 
 use std::panic::AssertUnwindSafe;
 use std::process::ExitCode;
@@ -38,6 +42,9 @@ const SCENARIOS: &[Scenario] = &scenarios![
     faults::an_empty_or_broken_answer_ends_nothing,
     faults::a_native_job_of_the_same_name_is_not_touched,
     faults::an_acknowledged_job_that_vanished_runs_once,
+    absence::ten_minutes_without_a_controller_end_nothing_and_start_nothing_twice,
+    absence::ten_minutes_without_slurmrestd_end_nothing_and_start_nothing_twice,
+    absence::answers_after_45_seconds_end_nothing,
     mesh::jobs_with_gpus_failures_and_cancels,
     mesh::other_peoples_jobs_and_drained_nodes_are_not_offered,
     mesh::an_sbatch_file_runs_as_it_is,
@@ -59,6 +66,9 @@ fn main() -> ExitCode {
     if args.iter().any(|a| a == "--list") {
         chosen.iter().for_each(|(name, _)| println!("{name}: test"));
         return ExitCode::SUCCESS;
+    }
+    if !speed::has_clock() {
+        return speed::with_clock();
     }
     println!("\nrunning {} tests", chosen.len());
     let why_not = match sandbox::installed() {

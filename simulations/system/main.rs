@@ -4,6 +4,7 @@
 
 mod alerts;
 mod bad_input;
+mod bring;
 mod faults;
 mod groups;
 mod harness;
@@ -16,6 +17,7 @@ mod relay;
 mod reserve;
 mod scraped;
 mod seeing;
+mod staging;
 mod strangers;
 mod three_peers;
 mod trace;

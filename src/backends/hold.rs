@@ -100,6 +100,13 @@ impl Hold {
         first
     }
 
+    /// Whether this word ends what nobody could ever prove to have ended: its record moved on, which was an operator's
+    /// word, or it is not to run again. Any other reason places it elsewhere, beside what may still run here.
+    pub fn for_ever(&self, grace: Option<Span>, reason: StopReason) -> bool {
+        let last = matches!(reason, StopReason::Superseded | StopReason::Cancel);
+        self.fenced.is_some() && grace.is_none() && last
+    }
+
     /// Whether what its guard may believe is over. Never without a grace.
     pub fn is_over(&self, grace: Option<Span>, now: Instant) -> bool {
         // The guard counts from when it asked, which was before we answered.
@@ -195,6 +202,16 @@ mod tests {
         let grace = Some(Span::secs(100));
         assert!(!hold.is_over(grace, at(204)) && hold.is_over(grace, at(205)));
         assert!(!hold.is_over(None, at(1_000_000)), "never without an operator's word");
+    }
+
+    #[test]
+    fn what_nobody_can_prove_to_have_ended_ends_by_the_record_alone() {
+        let mut hold = Hold::new(Binding::to(ONE), at(0));
+        let all = [StopReason::Cancel, StopReason::Superseded, StopReason::Drain, StopReason::Timeout];
+        assert!(all.iter().all(|r| !hold.for_ever(None, *r)), "it may say itself how it ends");
+        hold.fence("its node is gone", at(1));
+        assert_eq!(all.map(|r| hold.for_ever(None, r)), [true, true, false, false]);
+        assert!(!hold.for_ever(Some(Span::secs(9)), StopReason::Cancel), "its grace ends it");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use super::placement::{Estimate, Reason};
 use super::tenants::TenantReport;
 use crate::base::{ContactId, Epoch, Home, JobId, PeerName, Span, WallTime};
 use crate::model::spec::JobSpec;
+use crate::model::staging::Staging;
 use crate::model::tenant::LimitsPatch;
 use crate::model::trace::TraceParent;
 use crate::model::{JobRecord, JobState};
@@ -331,6 +332,9 @@ pub struct AttemptView {
     pub phase: String,
     /// How long since it was admitted.
     pub age: Span,
+    /// How far what it needs has come, before it starts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub staging: Option<Staging>,
 }
 
 /// A claim in this cluster's queue.

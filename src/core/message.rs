@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::reserve::ReserveWord;
 use super::tenants::Card;
+use super::value::Encoded;
 use crate::base::{ContactId, Epoch, Home, JobId, LedgerId, PeerName, Span, StoreId};
 use crate::model::record::Birth;
 
@@ -244,6 +245,9 @@ pub struct Terms {
     /// Several clusters are gathered for one job: while this claim is repeated its grant is kept, for a time.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub gathers: bool,
+    /// To be granted when it fits, and nothing is kept free for it meanwhile: another claim of the job has that.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub lean: bool,
     /// What the owner knows of the tenant's ledger: whoever grants the claim must know of it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub card: Option<Box<Card>>,
@@ -318,7 +322,7 @@ pub enum RegisterBody {
         /// Under this ballot.
         ballot: Ballot,
         /// The whole value.
-        value: Vec<u8>,
+        value: Encoded,
         /// Promised along with it, so that this proposer's next change needs one round.
         next: Option<Ballot>,
         /// As in `Prepare`.
@@ -351,7 +355,7 @@ pub enum AnswerBody {
         /// Echoed.
         ballot: Ballot,
         /// Accepted ballot and value.
-        accepted: Option<(Ballot, Vec<u8>)>,
+        accepted: Option<(Ballot, Encoded)>,
     },
     /// Accepted and on disk.
     Accepted {
@@ -366,7 +370,7 @@ pub enum AnswerBody {
     /// The accepted state, for a read.
     State {
         /// Accepted ballot and value.
-        accepted: Option<(Ballot, Vec<u8>)>,
+        accepted: Option<(Ballot, Encoded)>,
     },
     /// This disk does not know the record. It is not "empty".
     Unknown,

@@ -5,6 +5,7 @@
 // tidy: long because watching and taking over read the same soft state of one job
 
 mod claims;
+mod firm;
 
 use std::collections::BTreeMap;
 
@@ -193,7 +194,9 @@ impl Peer {
     pub(super) fn drive_at(&mut self, job: JobId, at: Instant) {
         let driven = self.owner.jobs.entry(job).or_default();
         if driven.scheduled.is_none_or(|old| at < old || old < self.now.mono) {
-            driven.scheduled = Some(at);
+            if let Some(old) = driven.scheduled.replace(at) {
+                self.timers.remove(&(old, Timer::Drive(job)));
+            }
             self.timers.insert((at, Timer::Drive(job)));
         }
     }

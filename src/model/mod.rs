@@ -20,6 +20,7 @@ pub mod reserve;
 pub mod sbatch;
 pub mod spec;
 pub mod spec_input;
+pub mod staging;
 pub mod tenant;
 pub mod timestamp;
 pub mod topology;

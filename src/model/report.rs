@@ -150,6 +150,10 @@ pub struct QueueReport {
     /// of at least this priority.
     #[serde(default, skip_serializing_if = "is_zero_8")]
     pub buffer_priority: u8,
+    /// Nodes in use that have GPUs free, by model and by how many are free on one. What else is free is on nodes that nobody
+    /// uses.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub gpus_left: BTreeMap<String, BTreeMap<u32, u32>>,
     /// Reservations, the first to begin first,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reserved: Vec<ReservedReport>,

@@ -17,6 +17,7 @@ use crate::base::{Epoch, JobId, PeerName, WallTime};
 use crate::core::api::{Candidate, InspectReport, WhyReport};
 use crate::core::placement::groups::GroupPlan;
 use crate::core::placement::{Estimate, Reason};
+use crate::model::staging::Staging;
 use crate::model::{JobRecord, JobSpec, JobState, Outcome};
 
 pub use incidents::*;
@@ -233,6 +234,9 @@ pub struct JobDocument {
     /// Jobs that it waits for, or waited for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub after: Vec<AfterDocument>,
+    /// How far what its attempt needs has come, before that starts; only of one job, and where its cluster answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub staging: Option<Staging>,
     /// What was asked; left out of lists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spec: Option<JobSpec>,
@@ -273,6 +277,7 @@ impl JobDocument {
             group_of: record.group_of.as_ref().map(|of| of.parent),
             reserve: ReservePartDocument::of(record),
             after: AfterDocument::of(record),
+            staging: None,
             spec: with_spec.then(|| record.spec.clone()),
         }
     }

@@ -308,9 +308,18 @@ impl Api {
 
     /// Deletes one object, if it still is this very one; what belongs to it follows.
     pub async fn delete(&self, folder: &str, name: &str, uid: &str) -> Result<(), ApiError> {
+        self.delete_by(folder, name, uid, "Background").await
+    }
+
+    /// The same, and what belongs to it goes first.
+    pub async fn delete_first(&self, folder: &str, name: &str, uid: &str) -> Result<(), ApiError> {
+        self.delete_by(folder, name, uid, "Foreground").await
+    }
+
+    async fn delete_by(&self, folder: &str, name: &str, uid: &str, policy: &str) -> Result<(), ApiError> {
         let body = serde_json::json!({
             "kind": "DeleteOptions", "apiVersion": "v1",
-            "propagationPolicy": "Background", "preconditions": { "uid": uid },
+            "propagationPolicy": policy, "preconditions": { "uid": uid },
         });
         let path = format!("{folder}/{name}");
         self.call(Method::DELETE, &path, Some(name), "application/json", Some(&body)).await.map(|_| ())

@@ -1,4 +1,5 @@
 //! What is concluded of what Kubernetes says, and what is not.
+// tidy: long because all that is concluded of an attempt is to be read in one place
 
 use super::api::ApiError;
 use super::feed::Mirror;
@@ -7,12 +8,13 @@ use super::names;
 use super::nodes::Load;
 use super::objects::Job;
 use super::pods::{PodView, Trouble};
-use super::waits::{failed_with, overdue, waits};
+use super::waits::{failed_with, overdue, staged, waits};
 use crate::backends::hold::open;
 use crate::backends::local::clock;
 use crate::backends::local::files::{Ended, write_json};
-use crate::backends::local::guard::BY_SCHEDULER;
+use crate::backends::local::guard::{BY_SCHEDULER, stopped_by};
 use crate::base::{Instant, Span};
+use crate::core::BackendEvent;
 use crate::core::api::{AttemptKey, StopReason};
 use crate::model::Outcome;
 
@@ -79,11 +81,13 @@ impl Keeper {
 
     /// The attempt of a Job, if it is this peer's: name *and* labels say so, and we know it.
     fn of_job(&self, job: &Job) -> Option<AttemptKey> {
-        let (key, mark) = names::read_labels(&job.metadata.labels)?;
-        (job.metadata.name == names::native_name(key) && self.is_ours(key, mark)).then_some(key)
+        let labels = &job.metadata.labels;
+        let (key, mark) = names::read_labels(labels)?;
+        let all = self.labels(key, mark).iter().all(|(k, v)| labels.get(k) == Some(v));
+        (all && job.metadata.name == names::native_name(key) && self.is_ours(key, mark)).then_some(key)
     }
 
-    fn job_seen(&self, job: &Job, there: bool) {
+    pub(super) fn job_seen(&self, job: &Job, there: bool) {
         let Some(key) = self.of_job(job) else { return };
         let mut all = open(&self.live);
         let Some(live) = all.get_mut(&key) else { return };
@@ -96,18 +100,20 @@ impl Keeper {
         if over {
             live.over_since.get_or_insert(clock::now());
         }
-        let deleted_by_others =
-            job.metadata.deletion_timestamp.is_some() && !over && live.hold.stop.is_none();
+        let deleted_by_others = job.metadata.deletion_timestamp.is_some()
+            && !over
+            && live.hold.stop.is_none()
+            && live.back.is_none();
         live.job = Some(job.clone());
         drop(all);
         if deleted_by_others {
-            tracing::warn!(%key, "somebody deleted the Job of an attempt: it is cancelled");
+            tracing::warn!(%key, trace = self.dir(key).trace(), "somebody deleted the Job of an attempt: it is cancelled");
             let notice = self.config.notice;
             self.command(crate::core::BackendCommand::Stop { key, notice, reason: StopReason::Cancel });
         }
     }
 
-    fn pod_seen(&self, pod: PodView, there: bool) {
+    pub(super) fn pod_seen(&self, pod: PodView, there: bool) {
         let key = pod.key;
         if !self.is_ours(key, &pod.mark) {
             return;
@@ -116,22 +122,31 @@ impl Keeper {
         let Some(live) = all.get_mut(&key) else { return };
         if there {
             live.pods.insert(pod.uid.clone(), pod.clone());
+            if !live.kept.guarded {
+                self.placed(live, &pod);
+            }
         }
         if live.begun.is_none() && !live.kept.guarded && (pod.running || pod.ended.is_some()) {
             // Without a guard nobody asks: what runs, runs.
             let pods = [(pod.index, pod.uid.clone())].into();
             let written = write_json(&self.dir(key).file("begun.json"), &Begun { pods });
             if let Err(error) = written.and_then(|()| self.dir(key).take_token()) {
-                return tracing::error!(%key, %error, "that an attempt began could not be written");
+                return tracing::error!(%key, trace = self.dir(key).trace(), %error, "that an attempt began could not be written");
             }
             live.begun = Some(Begun { pods: [(pod.index, pod.uid.clone())].into() });
+            live.back = None;
         }
         let Some(begun) = &mut live.begun else {
+            let pulled_since = live.pulling_since;
             let verdict = waits(live, &pod, there);
+            let staging = staged(live, pulled_since);
             if !there {
                 live.pods.remove(&pod.uid);
             }
             drop(all);
+            if let Some(staging) = staging {
+                self.out.say(BackendEvent::Staging { key, staging: Box::new(staging) });
+            }
             return verdict.map_or((), |outcome| self.give_up(key, outcome));
         };
         if !live.kept.guarded && !begun.pods.contains_key(&pod.index) {
@@ -221,7 +236,7 @@ impl Keeper {
             let told = matches!(any.outcome, Outcome::Stopped(_) | Outcome::Signaled(_));
             let outcome = match live.hold.stop {
                 // Whoever ended it where no guard stands, or the guard could not say it: it was told to.
-                Some((stop, _)) if told => crate::backends::local::guard::stopped_by(stop.reason),
+                Some((stop, _)) if told => stopped_by(stop.reason),
                 _ => any.outcome.clone(),
             };
             let started = live.parts.values().filter_map(|e| e.started_at).min();
@@ -233,12 +248,20 @@ impl Keeper {
         self.write_end(key, ended);
     }
 
-    /// It did not begin, and is not to, if nobody has the right to run it yet.
+    /// It did not begin, and is not to, if nobody has the right to run it yet. Where that right is not asked for, it
+    /// is found out first whether it runs.
     fn give_up(&self, key: AttemptKey, outcome: Outcome) {
         match self.dir(key).revoke_token() {
             Ok(true) => self.close_unstarted(key, outcome),
-            Ok(false) => {}
-            Err(error) => tracing::warn!(%key, %error, "an attempt could not be taken back"),
+            Ok(false) => {
+                let unseen = open(&self.live).get(&key).is_some_and(|l| self.may_run_unseen(key, l));
+                if unseen {
+                    self.begin_back(key, outcome, false);
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%key, trace = self.dir(key).trace(), %error, "an attempt could not be taken back")
+            }
         }
     }
 
@@ -270,7 +293,7 @@ impl Keeper {
             Made::Refused(403, why) => self.give_up(key, Outcome::Refused(why)),
             Made::Refused(_, why) => self.give_up(key, Outcome::NotStarted(why)),
             Made::Unknown(why) => {
-                tracing::warn!(%key, "whether Kubernetes has an attempt's Job is not known: {why}")
+                tracing::warn!(%key, trace = self.dir(key).trace(), "whether Kubernetes has an attempt's Job is not known: {why}")
             }
         }
     }
@@ -284,7 +307,9 @@ impl Keeper {
         if done {
             (live.released, live.short_since) = (false, None);
             live.asked.clear();
-            live.pods.clear();
+            if live.kept.guarded {
+                live.pods.clear();
+            }
         }
         live.holding = done;
     }
@@ -305,7 +330,9 @@ impl Keeper {
             // One of its name that is not ours: ours is not there, as certainly as can be.
             Ok(_) => self.give_up(key, Outcome::Refused("another Job has its name".into())),
             Err(ApiError::Absent) => self.absent(key),
-            Err(error) => tracing::info!(%key, %error, "whether an attempt's Job is still there is unknown"),
+            Err(error) => {
+                tracing::info!(%key, trace = self.dir(key).trace(), %error, "whether an attempt's Job is still there is unknown")
+            }
         }
     }
 
@@ -317,8 +344,13 @@ impl Keeper {
             // What has begun is asked for at its pods and its guard.
             return;
         }
+        if self.may_run_unseen(key, live) {
+            // Somebody deleted it and what kept it. Made again it would run beside what may be left.
+            drop(all);
+            return self.begin_back(key, Outcome::Cancelled, true);
+        }
         if live.makes < MAKES_MAX {
-            tracing::warn!(%key, "the Job of an attempt that had not begun is gone: made again");
+            tracing::warn!(%key, trace = self.dir(key).trace(), "the Job of an attempt that had not begun is gone: made again");
             (live.busy, live.makes, live.uid, live.absent) = (true, live.makes + 1, None, (0, clock::now()));
             live.released = false;
             live.pods.clear();
@@ -337,7 +369,7 @@ impl Keeper {
         let Some(live) = all.get_mut(&key) else { return };
         let now = clock::now();
         if live.hold.fence(why, now) {
-            tracing::warn!(%key, "{why}: waiting until its guard's time is over");
+            tracing::warn!(%key, trace = self.dir(key).trace(), "{why}: waiting until its guard's time is over");
         }
         if !live.hold.is_over(live.kept.grace, now) {
             return;
@@ -373,7 +405,7 @@ impl Keeper {
             && sight.fresh
             && !std::mem::replace(&mut live.deleted, true)
         {
-            self.out.act(Act::End(key));
+            self.out.act(Act::End(key, live.uid.clone()));
         }
         // Guards that Kubernetes ended without ever saying why.
         let late = live
@@ -392,10 +424,32 @@ impl Keeper {
         if live.busy {
             return;
         }
+        let unseen = self.may_run_unseen(key, live);
+        if unseen && live.back.is_some() {
+            live.busy = sight.fresh;
+            if sight.fresh {
+                self.out.act(Act::GiveBack(key));
+            }
+            return;
+        }
         let age = now.since(live.since);
-        if let Some(outcome) = overdue(live, &self.config.limits(), now) {
+        let stopped = live.hold.stop.map(|(stop, _)| stopped_by(stop.reason));
+        let late = || overdue(live, &self.config.limits(), now).filter(|_| sight.fresh || !unseen);
+        if let Some(outcome) = stopped.or_else(late) {
             drop(all);
             return self.give_up(key, outcome);
+        }
+        if live.uid.is_none() && unseen && live.makes == 0 {
+            // Pods were let come by an earlier run of the peer, and its Job is gone.
+            let gone = sight.fresh && sight.jobs.lists() > 0 && live.wanted && age > MAKE_AGAIN;
+            let outcome = match live.kept.queued {
+                true => Outcome::Refused("its Job is not there".into()),
+                false => Outcome::Cancelled,
+            };
+            drop(all);
+            return if gone {
+                self.begin_back(key, outcome, true)
+            };
         }
         if live.uid.is_none() {
             // An adopted one may be in a list that is still to come.
@@ -420,12 +474,14 @@ impl Keeper {
         }
         if !live.released {
             let single = live.kept.parts == 1;
-            let fits = single
+            let left = unseen && !live.pods.is_empty();
+            let fits = (single
                 || sight.fresh && {
                     let loads =
                         sight.pods.read().iter().map(|(k, (load, _))| (k.clone(), load.clone())).collect();
                     self.fits(&live.kept, &loads)
-                };
+                })
+                && !left;
             live.doing =
                 if fits { "its pods may come".into() } else { "suspended until the gang fits".into() };
             if fits && age > MAKE_AGAIN {
@@ -438,7 +494,7 @@ impl Keeper {
             if !(short && some) {
                 live.short_since = None;
             } else if now.since(*live.short_since.get_or_insert(now)) > GANG_PATIENCE {
-                tracing::info!(%key, "a gang found room for a part of its pods only: given back until it fits");
+                tracing::info!(%key, trace = self.dir(key).trace(), "a gang found room for a part of its pods only: given back until it fits");
                 (live.busy, live.holding) = (true, true);
                 self.out.act(Act::Hold(key));
             }

@@ -72,6 +72,22 @@ impl<V> Mirror<V> {
         self.lists.load(std::sync::atomic::Ordering::Relaxed)
     }
 
+    /// Takes a whole list for what is known; what was known and is not in it.
+    fn replace(&self, found: BTreeMap<String, V>) -> Vec<V> {
+        let mut objects = self.read();
+        let mut old = std::mem::replace(&mut *objects, found);
+        old.retain(|name, _| !objects.contains_key(name));
+        old.into_values().collect()
+    }
+
+    /// An empty one that was listed.
+    #[cfg(test)]
+    pub(super) fn listed() -> Self {
+        let mirror = Self::default();
+        mirror.lists.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        mirror
+    }
+
     fn works(&self) {
         let mut state = open(&self.state);
         (state.failing, state.listed, state.refused) = (None, true, None);
@@ -89,14 +105,17 @@ impl<V> Mirror<V> {
 /// Hears of what changed, and whether it is still there.
 pub type Heard<V> = Box<dyn Fn(&V, bool) + Send + Sync>;
 
+/// From an object to what is kept of it; none where nothing is.
+pub type Keep<T, V> = Box<dyn Fn(&T) -> Option<V> + Send + Sync>;
+
 /// What is watched.
 pub struct Feed<T: Object, V> {
     /// Of the API: `/api/v1/pods`.
     pub folder: String,
     /// Selectors.
     pub query: String,
-    /// From an object to what is kept of it; none where nothing is.
-    pub keep: fn(&T) -> Option<V>,
+    /// What is kept.
+    pub keep: Keep<T, V>,
     /// Where it is kept.
     pub mirror: Arc<Mirror<V>>,
     /// Called after each change with what changed, now or last.
@@ -199,13 +218,12 @@ impl<T: Object, V: Clone + Send + 'static> Feed<T, V> {
                 found.insert(name_of(object), kept);
             }
         }
-        // Whatever is missing now went while nobody watched: that it did says nothing of how.
-        *self.mirror.read() = found.clone();
+        // Whatever is missing now went while nobody watched: that it did says nothing of how, but it is told.
+        let missing = self.mirror.replace(found.clone());
         self.mirror.lists.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         self.mirror.works();
-        for kept in found.values() {
-            (self.seen)(kept, true);
-        }
+        missing.iter().for_each(|kept| (self.seen)(kept, false));
+        found.values().for_each(|kept| (self.seen)(kept, true));
         Ok(version)
     }
 }
@@ -213,4 +231,19 @@ impl<T: Object, V: Clone + Send + 'static> Feed<T, V> {
 /// Between half and the whole of it, so that many peers do not come at once.
 pub fn jittered(pause: Span) -> Duration {
     pause.scale(500 + u64::from(rand::random::<u16>() % 500), 1_000).to_std()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_new_list_lacks_is_missed() {
+        let mirror = Mirror::<u32>::default();
+        let list = |names: &[(&str, u32)]| names.iter().map(|(n, v)| ((*n).to_owned(), *v)).collect();
+        assert!(mirror.replace(list(&[("a/1", 1), ("b/2", 2)])).is_empty());
+        // The same name with another identity is another object.
+        assert_eq!(mirror.replace(list(&[("a/3", 3), ("b/2", 4)])), [1]);
+        assert_eq!(mirror.replace(list(&[])), [3, 4]);
+    }
 }

@@ -20,6 +20,10 @@ use crate::base::Span;
 const SILENCE: Duration = Duration::from_secs(600);
 /// Between two notes of how far was read.
 const NOTE_EVERY: Span = Span::millis(200);
+/// With nothing to note there is nothing to wake up for.
+const SILENCE_NOTED: Span = Span::secs(3_600);
+/// At the end of a line that was cut.
+const CUT: &[u8] = b" [starling: this line was too long, and is cut here]";
 /// Tries after the container has ended.
 const TRIES: u32 = 5;
 
@@ -46,6 +50,8 @@ pub struct Follower {
     pub uid: String,
     /// The attempt's folder of logs.
     pub folder: PathBuf,
+    /// The job's trace, for the log.
+    pub trace: String,
     /// Its rank.
     pub index: u32,
     /// How much is kept.
@@ -81,7 +87,7 @@ impl Follower {
                 Err(ApiError::Absent) | Err(ApiError::Refused(404, _)) => break,
                 Err(error) => {
                     failures += u32::from(was_over);
-                    tracing::info!(pod = %self.pod, %error, "the output of a pod cannot be read");
+                    tracing::info!(pod = %self.pod, trace = self.trace, %error, "the output of a pod cannot be read");
                     tokio::time::sleep(Duration::from_secs(1)).await;
                 }
             }
@@ -96,7 +102,7 @@ impl Follower {
 
     fn note(&self, place: &Place) {
         if let Err(error) = write_json_unsynced(&place_file(&self.folder, self.index), place) {
-            tracing::info!(pod = %self.pod, %error, "how far a pod's output was read cannot be noted");
+            tracing::info!(pod = %self.pod, trace = self.trace, %error, "how far a pod's output was read cannot be noted");
         }
     }
 
@@ -109,8 +115,21 @@ impl Follower {
         // What came before is said again, from the second in which it was.
         let (until, seen) = (place.at.clone(), place.lines);
         let mut same = 0;
-        let mut noted = clock::now();
-        while let Some(line) = lines.next().await? {
+        let (mut noted, mut fresh) = (clock::now(), false);
+        loop {
+            // Noted also when the program falls silent: the next run of the peer goes on there.
+            let pause = if fresh { NOTE_EVERY } else { SILENCE_NOTED };
+            let next = match tokio::time::timeout(pause.to_std(), lines.next_cut()).await {
+                Ok(next) => next?,
+                Err(_) => {
+                    if std::mem::take(&mut fresh) {
+                        noted = clock::now();
+                        self.note(place);
+                    }
+                    continue;
+                }
+            };
+            let Some((line, cut)) = next else { break };
             let Some(space) = line.iter().position(|b| *b == b' ') else { continue };
             let (at, text) = line.split_at(space);
             let at = String::from_utf8_lossy(at).into_owned();
@@ -124,12 +143,16 @@ impl Follower {
                 }
             }
             let mut text = text.get(1..).unwrap_or_default().to_vec();
+            if cut {
+                text.extend_from_slice(CUT);
+            }
             text.push(b'\n');
             file.write(&text);
             place.lines = if place.at == at { place.lines + 1 } else { 1 };
             place.at = at;
             // Not at each line of a chatty program: what is said twice after a crash is little.
-            if clock::now().since(noted) > NOTE_EVERY {
+            fresh = clock::now().since(noted) <= NOTE_EVERY;
+            if !fresh {
                 noted = clock::now();
                 self.note(place);
             }

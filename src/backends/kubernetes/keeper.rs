@@ -16,6 +16,7 @@ use std::sync::Mutex;
 use data_encoding::HEXLOWER;
 use serde::{Deserialize, Serialize};
 
+use super::back::Back;
 use super::make::{self, Kept};
 use super::nodes::{Load, NodeMap};
 use super::objects::Job;
@@ -31,6 +32,7 @@ use crate::base::{ContactId, Instant, Span, WallTime};
 use crate::core::api::{AttemptKey, StartCommand, StopReason};
 use crate::core::{BackendCommand, BackendEvent};
 use crate::model::Outcome;
+use crate::model::staging::Part;
 
 /// A pod of a gang that has not asked for so long is not there.
 const ASKED_WITHIN: Span = Span::secs(10);
@@ -86,11 +88,17 @@ pub(super) struct Live {
     pub event: Option<(String, Instant)>,
     /// Since when its image is being pulled.
     pub pulling_since: Option<Instant>,
+    /// The pull as it was told.
+    pub image: Option<Part>,
     pub pending_since: Option<Instant>,
     /// What it waits for.
     pub doing: String,
     /// Deleted because it did not stop.
     pub deleted: bool,
+    /// It is to be given back, and may run unseen.
+    pub back: Option<Back>,
+    /// Nodes of its pods, by identity, where no guard stands.
+    pub placed: BTreeMap<String, String>,
 }
 
 /// What the loop must do with Kubernetes.
@@ -102,8 +110,10 @@ pub(super) enum Act {
     Hold(AttemptKey),
     /// Is there a Job of this name?
     Look(AttemptKey),
-    /// End the pods of what does not stop.
-    End(AttemptKey),
+    /// Is there a pod that may run of what is to be given back?
+    GiveBack(AttemptKey),
+    /// End the pods of what does not stop: of the Job with this identity, where one was seen.
+    End(AttemptKey, Option<String>),
     /// The result is kept: delete what is there.
     Remove(AttemptKey),
     /// Read the output of a pod.
@@ -286,7 +296,7 @@ impl Keeper {
             }
             Ok(false) => (Some(false), None),
             Err(error) => {
-                tracing::warn!(%key, %error, "the right to run an attempt could not be written");
+                tracing::warn!(%key, trace = self.dir(key).trace(), %error, "the right to run an attempt could not be written");
                 (None, None)
             }
         }
@@ -319,7 +329,7 @@ impl Keeper {
         live.doing = "running".into();
         drop(all);
         if let Err(error) = self.dir(key).write_started(&crate::backends::local::files::Started { at }) {
-            tracing::warn!(%key, %error, "that an attempt started could not be written");
+            tracing::warn!(%key, trace = self.dir(key).trace(), %error, "that an attempt started could not be written");
         }
         self.out.say(BackendEvent::Started { key, at });
     }
@@ -338,7 +348,7 @@ impl Keeper {
     fn rebind(&self, key: AttemptKey, binding: Binding) {
         if let Err(error) = self.dir(key).rebind(binding) {
             // It lives by the old one, which is no longer renewed: safe, and it will end.
-            return tracing::warn!(%key, %error, "an attempt could not be bound to a new contact");
+            return tracing::warn!(%key, trace = self.dir(key).trace(), %error, "an attempt could not be bound to a new contact");
         }
         if let Some(live) = open(&self.live).get_mut(&key) {
             live.hold.binding = binding;
@@ -352,7 +362,9 @@ impl Keeper {
         match dir.ended() {
             Ok(Some(ended)) => return self.say_ended(key, ended),
             Ok(None) => {}
-            Err(error) => return tracing::error!(%key, %error, "an attempt's end cannot be read"),
+            Err(error) => {
+                return tracing::error!(%key, trace = self.dir(key).trace(), %error, "an attempt's end cannot be read");
+            }
         }
         if let Some(live) = open(&self.live).get_mut(&key) {
             live.wanted = true;
@@ -365,7 +377,7 @@ impl Keeper {
         }
         if dir.path().exists() {
             // Known to the disk and not to us: it will be looked at when it is adopted.
-            return tracing::warn!(%key, "an attempt's folder is there that was not adopted");
+            return tracing::warn!(%key, trace = self.dir(key).trace(), "an attempt's folder is there that was not adopted");
         }
         self.renewals.first(start.binding, start.renewed_at);
         let (gangs, line) = (*open(&self.gangs), open(&self.line).clone());
@@ -378,7 +390,9 @@ impl Keeper {
                 open(&self.live).insert(key, live);
                 self.out.act(Act::Make(key, release));
             }
-            Ok(None) => tracing::warn!(%key, "an attempt's name was taken meanwhile"),
+            Ok(None) => {
+                tracing::warn!(%key, trace = self.dir(key).trace(), "an attempt's name was taken meanwhile")
+            }
             Err(why) => self.close_unstarted(key, Outcome::NotStarted(why)),
         }
     }
@@ -387,7 +401,7 @@ impl Keeper {
     pub(super) fn close_unstarted(&self, key: AttemptKey, outcome: Outcome) {
         let ended = Ended { outcome, started_at: None, at: clock::wall(), output_lost: 0 };
         if let Err(error) = self.dir(key).close_unstarted(&ended) {
-            tracing::warn!(%key, %error, "that an attempt did not start could not be written");
+            tracing::warn!(%key, trace = self.dir(key).trace(), %error, "that an attempt did not start could not be written");
         }
         if open(&self.live).remove(&key).is_some() {
             self.out.act(Act::Remove(key));
@@ -406,17 +420,20 @@ impl Keeper {
         match dir.ended() {
             Ok(Some(ended)) => return self.say_ended(key, ended),
             Ok(None) => {}
-            Err(error) => return tracing::error!(%key, %error, "an attempt's end cannot be read"),
+            Err(error) => {
+                return tracing::error!(%key, trace = self.dir(key).trace(), %error, "an attempt's end cannot be read");
+            }
         }
         if !dir.path().exists() || dir.revoke_token().unwrap_or(false) {
             return self.close_unstarted(key, guard::stopped_by(stop.reason));
         }
-        let (for_ever, unguarded) = {
+        let (for_ever, unguarded, uid) = {
             let mut all = open(&self.live);
             let Some(live) = all.get_mut(&key) else { return };
             live.hold.stop(stop, clock::now());
             let unguarded = !live.kept.guarded && !std::mem::replace(&mut live.deleted, true);
-            (live.hold.fenced.is_some() && live.kept.grace.is_none(), unguarded)
+            let for_ever = live.hold.for_ever(live.kept.grace, stop.reason);
+            (for_ever, unguarded, live.uid.clone())
         };
         if for_ever {
             // Nobody could ever prove that it has ended. Its record moved on: that was an operator's word.
@@ -425,12 +442,12 @@ impl Keeper {
                 .write_end(key, Ended { outcome, started_at: None, at: clock::wall(), output_lost: 0 });
         }
         if let Err(error) = dir.write_stop(stop) {
-            tracing::error!(%key, %error, "that an attempt is to stop could not be written");
+            tracing::error!(%key, trace = self.dir(key).trace(), %error, "that an attempt is to stop could not be written");
         }
         self.out.wake(key);
         if unguarded {
             // Nobody stands in the pod whom we could tell: its kubelet does.
-            self.out.act(Act::End(key));
+            self.out.act(Act::End(key, uid));
         }
     }
 
@@ -439,25 +456,27 @@ impl Keeper {
         match dir.ended() {
             Ok(Some(_)) if dir.forgotten().is_none() => {}
             Ok(_) => return,
-            Err(error) => return tracing::error!(%key, %error, "an attempt's end cannot be read"),
+            Err(error) => {
+                return tracing::error!(%key, trace = self.dir(key).trace(), %error, "an attempt's end cannot be read");
+            }
         }
         if dir.file("kubernetes.json").exists() {
             // Stays until Kubernetes has nothing of it any more, however often the peer begins anew.
             if let Err(error) = fs::rename(dir.file("kubernetes.json"), dir.file("remove.json")) {
-                return tracing::warn!(%key, %error, "an attempt could not be cleaned up");
+                return tracing::warn!(%key, trace = self.dir(key).trace(), %error, "an attempt could not be cleaned up");
             }
             self.out.act(Act::Remove(key));
         }
         follow::forget(&dir.logs());
         if let Err(error) = dir.forget() {
-            return tracing::warn!(%key, %error, "an attempt could not be cleaned up");
+            return tracing::warn!(%key, trace = self.dir(key).trace(), %error, "an attempt could not be cleaned up");
         }
         let mut forgotten = open(&self.forgotten);
         forgotten.push_back(key);
         while forgotten.len() > self.config.attempts_kept {
             let Some(oldest) = forgotten.pop_front() else { break };
             if let Err(error) = fs::remove_dir_all(self.dir(oldest).path()) {
-                tracing::warn!(key = %oldest, %error, "an old attempt's folder could not be removed");
+                tracing::warn!(key = %oldest, trace = self.dir(oldest).trace(), %error, "an old attempt's folder could not be removed");
             }
         }
     }
@@ -477,7 +496,7 @@ impl Keeper {
     pub(super) fn write_end(&self, key: AttemptKey, ended: Ended) {
         if let Err(error) = self.dir(key).write_ended(&ended) {
             // Tried again at the next look.
-            return tracing::error!(%key, %error, "how an attempt ended could not be written");
+            return tracing::error!(%key, trace = self.dir(key).trace(), %error, "how an attempt ended could not be written");
         }
         let Some(live) = open(&self.live).remove(&key) else { return };
         let pods: Vec<PodView> = live.pods.into_values().filter(|p| p.running || p.ended.is_some()).collect();
@@ -580,7 +599,15 @@ impl Keeper {
                     dir.take_token()?;
                 }
                 live.announced = false;
-                if dir.token_taken() {
+                if !live.kept.guarded {
+                    if live.kept.files.is_empty() {
+                        // An earlier version let pods come without a note of it.
+                        dir.take_token()?;
+                    }
+                    live.placed = self.placed_before(key)?;
+                }
+                // Without a guard the right to run says only that pods may come.
+                if dir.token_taken() && (live.kept.guarded || live.begun.is_some()) {
                     running.push(key);
                 }
                 if let Some(stop) = dir.stop()? {
@@ -652,9 +679,12 @@ impl Live {
             over_since: None,
             event: None,
             pulling_since: None,
+            image: None,
             pending_since: None,
             doing: String::new(),
             deleted: false,
+            back: None,
+            placed: BTreeMap::new(),
         }
     }
 
@@ -665,5 +695,29 @@ impl Live {
             None => &self.asked.get(&0)?.0,
         };
         self.pods.get(uid).map(|p| p.ip.clone()).filter(|ip| !ip.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn lines_of_the_log_about_an_attempt_carry_its_trace() {
+        let sources = [
+            include_str!("back.rs"),
+            include_str!("ends.rs"),
+            include_str!("follow.rs"),
+            include_str!("keeper.rs"),
+            include_str!("remove.rs"),
+            include_str!("run.rs"),
+        ];
+        let mut about = 0;
+        for line in sources.iter().flat_map(|s| s.split("tracing::").skip(1)) {
+            let fields = line.split(';').next().unwrap_or_default();
+            if fields.contains("key") || fields.contains("pod =") {
+                assert!(fields.contains("trace = "), "{fields}");
+                about += 1;
+            }
+        }
+        assert!(about > 20, "{about}");
     }
 }

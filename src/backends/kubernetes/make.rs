@@ -1,4 +1,5 @@
-//! From a start command to Kubernetes objects: a Job, a Secret with what the guard is told, a PodGroup for a gang.
+//! From a start command to Kubernetes objects: a Job, a Secret with what the guard is told (without one, the job's
+//! environment), a PodGroup for a gang.
 //!
 //! The Job is made suspended, then the Secret as belonging to it, and only then may pods come. With it all is
 //! collected when the Job goes. What the job's environment holds is in the Secret alone.
@@ -13,12 +14,14 @@ use serde_json::{Value, json};
 use super::nodes::{NodeMap, Wanted, toleration};
 use super::pods::MAIN;
 use super::{Gangs, KubernetesConfig, names};
+use crate::backends::local::clock::TEST_CLOCK;
 use crate::backends::local::environment::common_env;
 use crate::backends::local::files::{AttemptDir, Binding, GuardSpec, RankSpec, Remote};
 use crate::backends::local::guard::remote::LineFile;
 use crate::base::{Bytes, Instant, MilliCpu, Span};
 use crate::core::api::{AttemptKey, StartCommand};
 use crate::model::spec::Run;
+use crate::model::staging::Staging;
 use crate::model::{JobSpec, gpu};
 
 /// Folder of the guard in a pod.
@@ -110,6 +113,8 @@ pub fn prepare(
         files.insert("spec.json".to_owned(), text(serde_json::to_string(&guard))?);
         files.insert("binding".to_owned(), text(serde_json::to_string(&binding))?);
         files.insert("line.json".to_owned(), text(serde_json::to_string(line))?);
+    } else {
+        files.extend(whole.env(""));
     }
     let kept = Kept {
         parts: spec.nodes,
@@ -259,6 +264,8 @@ impl Whole<'_> {
             cookie,
             boot: String::new(),
             containers: None,
+            image: None,
+            staging: Staging::default(),
             contacts: PathBuf::new(),
             news: PathBuf::new(),
             cgroup: false,
@@ -356,6 +363,8 @@ impl Whole<'_> {
             main["command"] = json!([format!("{FOLDER}/starling")]);
             main["args"] = json!(own);
             main["env"] = json!([
+                // What the image says of a clock is not for a guard.
+                { "name": TEST_CLOCK, "value": "" },
                 { "name": "STARLING_LAST_WORD", "value": LAST_WORD },
                 { "name": "STARLING_POD_UID", "valueFrom": { "fieldRef": { "fieldPath": "metadata.uid" } } },
             ]);
@@ -368,6 +377,7 @@ impl Whole<'_> {
                 "name": "guard", "image": config.guard_image,
                 // The image's entry point is the binary.
                 "args": ["guard", FOLDER, "--install"],
+                "env": [{ "name": TEST_CLOCK, "value": "" }],
                 "volumeMounts": [{ "name": "starling", "mountPath": FOLDER }],
                 "securityContext": { "allowPrivilegeEscalation": false, "capabilities": { "drop": ["ALL"] } },
             }]);
@@ -379,9 +389,8 @@ impl Whole<'_> {
             if let Some(argv) = argv {
                 main["command"] = json!(argv);
             }
-            let env: Vec<Value> =
-                self.env("").into_iter().map(|(n, v)| json!({ "name": n, "value": v })).collect();
-            main["env"] = env.into();
+            // Whoever may read Jobs and pods does not see its values.
+            main["envFrom"] = json!([{ "secretRef": { "name": names::native_name(self.command.key) } }]);
             if let Some(limit) = spec.max_runtime {
                 // From when the pod has a node: its pull counts too.
                 pod["activeDeadlineSeconds"] = limit.0.div_ceil(1_000_000).max(1).into();

@@ -50,6 +50,10 @@ fn a_job_is_suspended_guarded_and_kept_until_its_result_is() {
         kept.files["spec.json"].contains("secret-value") && kept.files["spec.json"].contains(&kept.secret)
     );
     let main = &pod(&kept)["containers"][0];
+    for container in [main, &pod(&kept)["initContainers"][0]] {
+        let clock = json!({ "name": "STARLING_TEST_CLOCK", "value": "" });
+        assert_eq!(container["env"][0], clock, "no image moves a guard's clock");
+    }
     assert_eq!(main["command"], json!(["/starling/starling"]));
     assert_eq!(main["resources"]["limits"]["nvidia.com/gpu"], "2");
     assert!(main["resources"]["limits"]["cpu"].is_null() && main["resources"]["requests"]["cpu"] == "1000m");
@@ -68,6 +72,7 @@ fn without_a_guard_only_what_nobody_runs_again_by_itself() {
     let no_guard = |never: bool| {
         made(|spec, config, _| {
             config.guard_image = None;
+            spec.env.insert("TOKEN".into(), "secret-value".into());
             if never {
                 spec.on_lost_contact.grace = None;
             }
@@ -76,7 +81,14 @@ fn without_a_guard_only_what_nobody_runs_again_by_itself() {
     let why = no_guard(false).expect_err("refused");
     assert!(why.contains("grace: never") && why.contains("operator's word"), "{why}");
     let kept = no_guard(true).expect("taken");
-    assert!(!kept.guarded && kept.secret.is_empty() && kept.files.is_empty());
+    assert!(!kept.guarded && kept.secret.is_empty());
+    assert!(!kept.job.to_string().contains("secret-value"), "only the Secret holds its environment");
+    assert_eq!(kept.files["TOKEN"], "secret-value");
+    assert!(kept.files["STARLING_JOB_ID"] == key(1).job.to_string());
+    let name = names::native_name(key(1));
+    let main = &pod(&kept)["containers"][0];
+    assert_eq!(main["envFrom"], json!([{ "secretRef": { "name": name } }]));
+    assert!(main["env"].is_null(), "{main}");
     assert_eq!(pod(&kept)["containers"][0]["command"], json!(["/bin/sh", "-c", "true"]));
     let image =
         made(|spec, _, _| (spec.run, spec.image) = (Run::Image, Some("x".into()))).expect_err("refused");

@@ -8,6 +8,7 @@
 //! What cannot be known is *unknown*, and nothing follows from it (`keeper`, `ends`).
 
 pub mod api;
+mod back;
 mod ends;
 pub mod feed;
 mod follow;
@@ -17,6 +18,7 @@ pub mod names;
 pub mod nodes;
 pub mod objects;
 pub mod pods;
+mod remove;
 mod run;
 pub mod stream;
 mod waits;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::objects::Meta;
 use crate::backends::local::parse_key;
 use crate::core::api::AttemptKey;
 
@@ -40,6 +41,26 @@ pub fn labels(key: AttemptKey, mark: &str, peer: &str, mesh: &str) -> BTreeMap<S
         (MARK, mark.to_owned()),
     ];
     pairs.into_iter().map(|(k, v)| (k.to_owned(), v)).collect()
+}
+
+/// Whose objects are ours. Labels are anybody's to write: they count in our namespace only, and all of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Own {
+    /// Where our objects are.
+    pub namespace: String,
+    /// The peer that made them.
+    pub peer: String,
+    /// The mesh of that peer.
+    pub mesh: String,
+}
+
+impl Own {
+    /// The attempt and the mark of an object that is ours.
+    pub fn read<'a>(&self, meta: &'a Meta) -> Option<(AttemptKey, &'a str)> {
+        let says = |label: &str, value: &String| meta.labels.get(label) == Some(value);
+        let ours = meta.namespace == self.namespace && says(PEER, &self.peer) && says(MESH, &self.mesh);
+        read_labels(&meta.labels).filter(|_| ours)
+    }
 }
 
 /// The attempt and the mark that labels name.

@@ -23,6 +23,8 @@ object!(
     Meta {
         /// Name.
         name: String,
+        /// Where; empty of what is in none.
+        namespace: String,
         /// Never used again for another object.
         uid: String,
         /// Version.

@@ -89,9 +89,9 @@ fn short(text: &str) -> String {
 }
 
 impl PodView {
-    /// Of a pod with our labels; none of any other.
-    pub fn of(pod: &Pod) -> Option<Self> {
-        let (key, mark) = names::read_labels(&pod.metadata.labels)?;
+    /// Of a pod in our namespace with our labels; none of any other.
+    pub fn of(pod: &Pod, own: &names::Own) -> Option<Self> {
+        let (key, mark) = own.read(&pod.metadata)?;
         let main = pod.status.container_statuses.iter().find(|c| c.name == MAIN);
         let index = |text: &String| text.parse::<u32>().ok();
         let annotations = &pod.metadata.annotations;
@@ -109,6 +109,12 @@ impl PodView {
             over: pod.is_over(),
             trouble: trouble(pod, main),
         })
+    }
+
+    /// Nothing of it runs or ever will: its kubelet says that it has ended, or that it did not take it.
+    pub fn never_runs(&self) -> bool {
+        let refused = matches!(self.trouble, Some(Trouble::Evicted(_) | Trouble::Unschedulable(_)));
+        self.ended.is_some() || self.over && refused
     }
 
     /// What the guard left as its last word.
@@ -214,15 +220,19 @@ mod tests {
     use super::*;
     use crate::base::{Epoch, JobId};
 
+    fn own() -> names::Own {
+        names::Own { namespace: "jobs".into(), peer: "here".into(), mesh: "mesh".into() }
+    }
+
     fn view(status: Value) -> PodView {
         let key = AttemptKey { job: JobId([1; 20]), epoch: Epoch(2) };
         let mut labels = names::labels(key, "abcd", "here", "mesh");
         labels.insert("x".into(), "y".into());
         let pod = json!({
-            "metadata": { "name": "p", "uid": "u", "labels": labels, "annotations": { names::INDEX: "3" } },
+            "metadata": { "name": "p", "namespace": "jobs", "uid": "u", "labels": labels, "annotations": { names::INDEX: "3" } },
             "spec": { "nodeName": "n1" }, "status": status,
         });
-        PodView::of(&serde_json::from_value(pod).expect("a pod")).expect("ours")
+        PodView::of(&serde_json::from_value(pod).expect("a pod"), &own()).expect("ours")
     }
 
     fn main(state: Value) -> Value {
@@ -276,11 +286,24 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_without_our_labels_is_nobody() {
-        let pod: Pod = serde_json::from_value(
-            json!({ "metadata": { "name": "starling-x", "labels": { "job-name": "x" } } }),
-        )
-        .expect("a pod");
-        assert_eq!(PodView::of(&pod), None);
+    fn a_pod_without_our_labels_or_of_another_namespace_is_nobody() {
+        let view = |namespace: &str, labels: &std::collections::BTreeMap<String, String>| {
+            let meta = json!({ "name": "starling-x", "namespace": namespace, "labels": labels });
+            let pod: Pod = serde_json::from_value(json!({ "metadata": meta })).expect("a pod");
+            PodView::of(&pod, &own())
+        };
+        let key = AttemptKey { job: JobId([1; 20]), epoch: Epoch(2) };
+        let labels = names::labels(key, "abcd", "here", "mesh");
+        assert_eq!(view("jobs", &labels).map(|v| v.key), Some(key));
+        assert_eq!(view("others", &labels), None);
+        assert_eq!(view("jobs", &[("job-name".to_owned(), "x".to_owned())].into()), None);
+        for label in [names::JOB, names::EPOCH, names::PEER, names::MESH, names::MARK] {
+            let mut less = labels.clone();
+            less.remove(label);
+            assert_eq!(view("jobs", &less), None, "without {label}");
+            less.insert(label.into(), "other".into());
+            let other = view("jobs", &less);
+            assert!(other.is_none_or(|v| label == names::MARK && v.mark == "other"), "another {label}");
+        }
     }
 }

@@ -1,9 +1,9 @@
 //! The loops between the book and the API server.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::sync::{Semaphore, broadcast, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -28,8 +28,6 @@ const UNKNOWN_AFTER: Span = Span::secs(10);
 const FRESH: Span = Span::secs(20);
 /// Longest pause between two questions while there is no answer.
 const PAUSE_MAX: Span = Span::secs(30);
-/// Between two tries to remove what is not needed any more.
-const REMOVE_AGAIN: Span = Span::secs(5);
 /// Pods whose output is followed at once; the others' is read when they have ended.
 const FOLLOWED_AT_ONCE: usize = 256;
 
@@ -38,16 +36,16 @@ type PodRow = (Load, Option<PodView>);
 /// What all loops share.
 #[derive(Clone)]
 pub(super) struct Watch {
-    keeper: Arc<Keeper>,
-    api: Arc<Api>,
+    pub(super) keeper: Arc<Keeper>,
+    pub(super) api: Arc<Api>,
     tasks: TaskTracker,
     stop: CancellationToken,
     wake: broadcast::Sender<AttemptKey>,
-    nodes: Arc<Mirror<Node>>,
+    pub(super) nodes: Arc<Mirror<Node>>,
     pods: Arc<Mirror<PodRow>>,
     jobs: Arc<Mirror<Job>>,
     follows: Arc<Semaphore>,
-    removing: Arc<Mutex<BTreeSet<AttemptKey>>>,
+    pub(super) removing: Arc<Mutex<BTreeSet<AttemptKey>>>,
 }
 
 impl Watch {
@@ -78,7 +76,7 @@ impl Watch {
         let nodes = Feed::<Node, Node> {
             folder: "/api/v1/nodes".into(),
             query: String::new(),
-            keep: |node| Some(node.clone()),
+            keep: Box::new(|node| Some(node.clone())),
             mirror: self.nodes.clone(),
             seen: Box::new(|_, _| {}),
         };
@@ -87,20 +85,20 @@ impl Watch {
         let jobs = Feed::<Job, Job> {
             folder: api.place("apis/batch/v1", "jobs"),
             query: format!("labelSelector={selector}"),
-            keep: |job| Some(job.clone()),
+            keep: Box::new(|job| Some(job.clone())),
             mirror: self.jobs.clone(),
             seen: Box::new(move |job, there| keeper.note(Seen::Job(Box::new(job.clone()), there))),
         };
         self.tasks.spawn(jobs.run(api.clone(), stop.clone()));
-        let keeper = self.keeper.clone();
+        let (keeper, own) = (self.keeper.clone(), self.own());
         let pods = Feed::<Pod, PodRow> {
             // Everybody's: they all count as used.
             folder: "/api/v1/pods".into(),
             query: String::new(),
-            keep: |pod| {
-                let view = PodView::of(pod);
+            keep: Box::new(move |pod| {
+                let view = PodView::of(pod, &own);
                 Some((Load::of(pod, view.as_ref()), view))
-            },
+            }),
             mirror: self.pods.clone(),
             seen: Box::new(move |(_, view), there| {
                 if let Some(view) = view {
@@ -113,10 +111,10 @@ impl Watch {
         let events = Feed::<Event, (AttemptKey, String)> {
             folder: api.place("api/v1", "events"),
             query: "fieldSelector=involvedObject.kind%3DJob,reason%3DFailedCreate".into(),
-            keep: |event| {
+            keep: Box::new(|event| {
                 let key = names::read_name(&event.involved_object.name)?;
                 Some((key, event.message.chars().take(300).collect()))
-            },
+            }),
             mirror: Arc::default(),
             seen: Box::new(move |(key, why), there| {
                 if there {
@@ -154,7 +152,13 @@ impl Watch {
         }
     }
 
-    fn jobs_folder(&self) -> String {
+    pub(super) fn own(&self) -> names::Own {
+        let config = &self.keeper.config;
+        let (peer, mesh) = (config.peer.to_string(), config.mesh.clone());
+        names::Own { namespace: self.api.namespace.clone(), peer, mesh }
+    }
+
+    pub(super) fn jobs_folder(&self) -> String {
         self.api.place("apis/batch/v1", "jobs")
     }
 
@@ -169,10 +173,11 @@ impl Watch {
                 };
                 let _ = tokio::task::spawn_blocking(move || keeper.made(key, made)).await;
             }
+            Act::GiveBack(key) => self.give_back(key).await,
             Act::Hold(key) => {
-                let done = self.suspend(key, true).await;
+                let done = self.suspend(key, None, true).await;
                 if let Err(error) = &done {
-                    tracing::info!(%key, %error, "a gang could not be taken back");
+                    tracing::info!(%key, trace = self.keeper.dir(key).trace(), %error, "a gang could not be taken back");
                 }
                 keeper.held(key, done.is_ok());
             }
@@ -180,11 +185,12 @@ impl Watch {
                 let answer = self.api.get::<Job>(&self.jobs_folder(), &names::native_name(key)).await;
                 let _ = tokio::task::spawn_blocking(move || keeper.looked(key, answer)).await;
             }
-            Act::End(key) => {
+            Act::End(key, uid) => {
                 let pause = Span::secs(1);
-                while let Err(error) = self.suspend(key, true).await {
-                    tracing::info!(%key, %error, "an attempt's pods could not be ended");
-                    if matches!(error, ApiError::Absent | ApiError::Refused(..)) || self.pause(pause).await {
+                while let Err(error) = self.end(key, uid.as_deref()).await {
+                    tracing::info!(%key, trace = self.keeper.dir(key).trace(), %error, "an attempt's pods could not be ended");
+                    let pause = if matches!(error, ApiError::Refused(..)) { PAUSE_MAX } else { pause };
+                    if error == ApiError::Absent || self.pause(pause).await {
                         return;
                     }
                 }
@@ -195,7 +201,7 @@ impl Watch {
     }
 
     /// True if the peer stops meanwhile.
-    async fn pause(&self, pause: Span) -> bool {
+    pub(super) async fn pause(&self, pause: Span) -> bool {
         tokio::select! { biased;
             () = self.stop.cancelled() => true,
             () = tokio::time::sleep(jittered(pause)) => false,
@@ -206,6 +212,14 @@ impl Watch {
     async fn make(&self, key: AttemptKey, release: bool) -> Result<Made, ApiError> {
         let Some(kept) = self.keeper.kept(key) else { return Ok(Made::Unknown("its folder is gone".into())) };
         let (jobs, name) = (self.jobs_folder(), names::native_name(key));
+        let may_release = || {
+            let keeper = self.keeper.clone();
+            async move { tokio::task::spawn_blocking(move || keeper.may_release(key)).await.unwrap_or(false) }
+        };
+        // Somebody else lets pods come, as soon as it is there.
+        if kept.queued && !may_release().await {
+            return Ok(Made::Unknown("it was stopped meanwhile".into()));
+        }
         let mut wanted = kept.job.clone();
         // One name per Job, so that a Secret that goes with an earlier Job is not taken for this one's.
         let own = format!("{name}-{:08x}", rand::random::<u32>());
@@ -235,72 +249,11 @@ impl Watch {
             let object = make::group(key, made, &meta.uid);
             already(self.api.create(&self.api.place(group, "podgroups"), &object).await)?;
         }
-        if release && !kept.queued {
-            self.suspend(key, false).await?;
+        let release = release && !kept.queued && may_release().await;
+        if release {
+            self.suspend(key, Some(&meta.uid), false).await?;
         }
-        Ok(Made::There(meta.uid, release && !kept.queued))
-    }
-
-    async fn suspend(&self, key: AttemptKey, suspend: bool) -> Result<(), ApiError> {
-        let patch = json!({ "spec": { "suspend": suspend } });
-        self.api.patch(&self.jobs_folder(), &names::native_name(key), &patch).await
-    }
-
-    /// Until Kubernetes has nothing of it, or the peer stops; the next run goes on with it.
-    async fn remove(&self, key: AttemptKey) {
-        let held = |set: &Mutex<BTreeSet<AttemptKey>>, add: bool| {
-            let mut set = set.lock().unwrap_or_else(PoisonError::into_inner);
-            if add { set.insert(key) } else { set.remove(&key) }
-        };
-        if !held(&self.removing, true) {
-            return;
-        }
-        loop {
-            match self.remove_once(key).await {
-                Ok(true) => break self.keeper.removed(key),
-                Ok(false) => {}
-                Err(error) => tracing::info!(%key, %error, "an attempt's Job could not be removed"),
-            }
-            if self.pause(REMOVE_AGAIN).await {
-                break;
-            }
-        }
-        held(&self.removing, false);
-    }
-
-    /// True where nothing of ours is there under its name.
-    async fn remove_once(&self, key: AttemptKey) -> Result<bool, ApiError> {
-        let Some(kept) = self.keeper.to_remove(key) else { return Ok(true) };
-        let (jobs, name) = (self.jobs_folder(), names::native_name(key));
-        let job: Job = match self.api.get(&jobs, &name).await {
-            Ok(job) => job,
-            Err(ApiError::Absent) => return Ok(true),
-            Err(other) => return Err(other),
-        };
-        let ours = self.keeper.labels(key, &kept.mark);
-        if ours.iter().any(|(k, v)| job.metadata.labels.get(k) != Some(v)) {
-            // Somebody else's of the same name: untouched.
-            return Ok(true);
-        }
-        let Meta { uid, resource_version, finalizers, deletion_timestamp, .. } = job.metadata;
-        if deletion_timestamp.is_none() {
-            self.api.delete(&jobs, &name, &uid).await?;
-        }
-        if finalizers.iter().any(|f| f == names::FINALIZER) {
-            let rest: Vec<&String> = finalizers.iter().filter(|f| *f != names::FINALIZER).collect();
-            let mut meta = json!({ "finalizers": rest, "uid": uid });
-            if deletion_timestamp.is_some() {
-                // Nobody else's finalizer is lost to a change in between.
-                meta["resourceVersion"] = resource_version.into();
-                return match self.api.patch(&jobs, &name, &json!({ "metadata": meta })).await {
-                    Ok(()) | Err(ApiError::Absent) => Ok(true),
-                    Err(other) => Err(other),
-                };
-            }
-            // Deleted just now: its version has changed.
-            return Box::pin(self.remove_once(key)).await;
-        }
-        Ok(true)
+        Ok(Made::There(meta.uid, release))
     }
 
     async fn follow(&self, key: AttemptKey, pod: PodView) {
@@ -309,6 +262,7 @@ impl Watch {
             pod: pod.name.clone(),
             uid: pod.uid.clone(),
             folder: self.keeper.dir(key).logs(),
+            trace: self.keeper.dir(key).trace(),
             index: pod.index,
             limits: self.keeper.config.logs,
         };
@@ -434,19 +388,45 @@ impl super::objects::Object for Written {
     }
 }
 
-fn volumes(job: &Value) -> Option<&Vec<Value>> {
-    job["spec"]["template"]["spec"]["volumes"].as_array()
-}
-
+/// Where a Job names its Secret: among its volumes, or for the environment of its containers.
 fn secret_of(job: &serde_json::Map<String, Value>) -> Option<String> {
-    let all = Value::Object(job.clone());
-    volumes(&all)?.iter().find_map(|v| v["secret"]["secretName"].as_str().map(str::to_owned))
+    let pod = &job.get("spec")?["template"]["spec"];
+    let all = |list: &Value| list.as_array().cloned().unwrap_or_default();
+    let volume =
+        all(&pod["volumes"]).iter().find_map(|v| v["secret"]["secretName"].as_str().map(str::to_owned));
+    let froms = all(&pod["containers"]).into_iter().flat_map(|c| all(&c["envFrom"]));
+    volume.or_else(|| froms.into_iter().find_map(|f| f["secretRef"]["name"].as_str().map(str::to_owned)))
 }
 
 fn set_secret(job: &mut Value, name: &str) {
-    if let Some(all) = job["spec"]["template"]["spec"]["volumes"].as_array_mut() {
-        for volume in all.iter_mut().filter(|v| v["secret"].is_object()) {
-            volume["secret"]["secretName"] = name.into();
+    fn all<'a>(of: &'a mut Value, list: &str) -> impl Iterator<Item = &'a mut Value> {
+        of.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten()
+    }
+    let pod = &mut job["spec"]["template"]["spec"];
+    for volume in all(pod, "volumes").filter(|v| v["secret"].is_object()) {
+        volume["secret"]["secretName"] = name.into();
+    }
+    for from in all(pod, "containers").flat_map(|c| all(c, "envFrom")) {
+        from["secretRef"]["name"] = name.into();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_jobs_secret_is_found_where_it_is_set() {
+        let guarded = json!({ "volumes": [{ "emptyDir": {} }, { "secret": { "secretName": "x" } }] });
+        let plain =
+            json!({ "containers": [{ "name": "main", "envFrom": [{ "secretRef": { "name": "x" } }] }] });
+        for pod in [guarded, plain] {
+            let mut job = json!({ "spec": { "template": { "spec": pod } } });
+            set_secret(&mut job, "own");
+            let fields = job.as_object().cloned().unwrap_or_default();
+            assert_eq!(secret_of(&fields).as_deref(), Some("own"), "{job}");
         }
     }
 }

@@ -396,7 +396,7 @@ impl Keeper {
             let mut all = open(&self.live);
             let Some(live) = all.get_mut(&key) else { return };
             live.hold.stop(stop, clock::now());
-            live.hold.fenced.is_some() && live.kept.grace.is_none()
+            live.hold.for_ever(live.kept.grace, stop.reason)
         };
         if fenced_for_ever {
             // Nobody could ever prove that it has ended. Its record moved on: that was an operator's word.

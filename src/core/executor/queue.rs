@@ -55,6 +55,7 @@ impl Peer {
             self.exec.release_grant(&job, now);
         }
         let request = self.request_of_claim(&claim, &terms);
+        let leaner = self.exec.claims.get(&job).is_some_and(|w| w.terms.lean != terms.lean);
         let changed =
             self.exec.claims.get(&job).is_none_or(|w| w.claim != claim || w.terms.token != terms.token);
         let old = self.exec.claims.remove(&job);
@@ -90,6 +91,10 @@ impl Peer {
             self.exec.report_dirty = true;
             self.queue_joined(key);
         }
+        if leaner {
+            // What is kept free is so for another now.
+            self.queue_changed();
+        }
         if !self.exec.grants.contains_key(&job) {
             self.tell_place(job, changed);
         }
@@ -109,6 +114,7 @@ impl Peer {
             max_runtime: claim.max_runtime,
             preemptible: terms.preemptible,
             token: terms.token,
+            lean: terms.lean,
             since,
         }
     }

@@ -25,6 +25,22 @@ impl Does<'_> {
             || shape.model.is_some_and(|m| self.0.get(usize::from(m)).copied().unwrap_or(false))
     }
 
+    /// GPUs that `each` of a node can be made of: on nodes in use, and in all. A report of a version that does not say which
+    /// nodes are in use is taken to have none of these.
+    pub fn room(&self, site: &Site, each: u32) -> (u64, u64) {
+        let free = self.sum(&site.gpus_free);
+        let each = u64::from(each.max(1));
+        let does = |m: u16| self.0.get(usize::from(m)).copied().unwrap_or(false);
+        let (mut left, mut loose) = (0u64, 0u64);
+        for (_, gpus, nodes) in site.gpus_left.iter().filter(|(m, ..)| does(*m)) {
+            let (gpus, nodes) = (u64::from(*gpus), u64::from(*nodes));
+            loose = loose.saturating_add(gpus * nodes);
+            left = left.saturating_add(gpus / each * each * nodes);
+        }
+        let left = left.min(free);
+        (left, left + free.saturating_sub(loose) / each * each)
+    }
+
     /// GPUs of models that will do, out of figures by model.
     pub fn sum(&self, by_model: &[(u16, u32)]) -> u64 {
         let does = |m: u16| self.0.get(usize::from(m)).copied().unwrap_or(false);
@@ -193,6 +209,10 @@ pub(super) fn passing(
             return Some(reason);
         }
         return Some(Reason::GpusBusy { wanted, free, queued: queue.queued });
+    }
+    let room = does.room(site, spec.resources.gpus).1.saturating_sub(taken);
+    if wanted > room {
+        return Some(Reason::GpusApart { nodes: spec.nodes, each: spec.resources.gpus, free });
     }
     let need = &spec.resources;
     if need.cpus.0.saturating_mul(spec.nodes.into()) > queue.cpus_free.0 {

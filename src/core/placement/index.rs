@@ -20,7 +20,7 @@ use crate::core::api::Now;
 use crate::core::books;
 use crate::model::policy::{Policies, Term, Weights};
 use crate::model::report::{Liveness, View};
-use crate::model::spec::JobSpec;
+use crate::model::spec::{JobSpec, Policy};
 
 /// Classes of jobs that are kept; the one used longest ago goes.
 const CLASSES_MAX: usize = 128;
@@ -41,6 +41,9 @@ struct Row {
     /// GPUs that will do: free, and in all.
     free: u64,
     total: u64,
+    /// Of the free ones such as a node of the job can be made of: on nodes in use, and in all.
+    left: u64,
+    room: u64,
     /// GPUs that others wait for.
     queued: u64,
     /// Hours that a small job would wait, as the cluster says.
@@ -426,10 +429,15 @@ fn make_row(
     row.open = match filter::passing(spec, site, &models, 0, (report.heard_at, wall)) {
         None => true,
         // Compared anew in every decision, less what was just given out.
-        Some(Reason::GpusBusy { .. } | Reason::Reserved { .. }) => true,
+        Some(Reason::GpusBusy { .. } | Reason::GpusApart { .. } | Reason::Reserved { .. }) => true,
         Some(_) => false,
     } && goods.absent.is_none();
     (row.free, row.total) = (filter::free_for(spec, site, &models, wall).0, models.sum(&site.gpus_total));
+    (row.left, row.room) = models.room(site, spec.resources.gpus);
+    if spec.placement.policy == Policy::Spread {
+        // It wants the emptiest cluster, not the best filled one.
+        row.left = 0;
+    }
     if let Some(queue) = &report.queue {
         row.queued = queue.queued_gpus;
         let said = queue.waits.iter().filter(|(model, _)| {
@@ -467,15 +475,20 @@ fn measure(
     told: Option<f64>,
 ) -> Measure {
     let free = row.free.saturating_sub(taken);
-    let fits =
-        row.open && free >= wanted && now.since(row.heard) <= REPORT_AGE_MAX && told.is_none_or(|h| h <= 0.0);
+    let fits = row.open
+        && row.room.saturating_sub(taken) >= wanted
+        && now.since(row.heard) <= REPORT_AGE_MAX
+        && told.is_none_or(|h| h <= 0.0);
     let wait = match told {
         _ if fits => 0.0,
         // A queue that keeps putting it off is not believed for ever either.
         Some(hours) => hours.max(waited / 4.0),
-        None => wait_hours(row, wanted, free, taken).max(waited),
+        None => wait_hours(row, wanted, free.min(row.room.saturating_sub(taken)), taken).max(waited),
     };
-    let load = if row.total == 0 { 0.0 } else { 1.0 - free.min(row.total) as f64 / row.total as f64 };
+    // What fits beside others breaks into no node that a gang could have whole: such a cluster is as good as an idle one.
+    let beside = wanted > 0 && row.left.saturating_sub(taken) >= wanted;
+    let load =
+        if row.total == 0 || beside { 0.0 } else { 1.0 - free.min(row.total) as f64 / row.total as f64 };
     let fixed = row.base + w.of(Term::Load) * load;
     let start = w.of(Term::Start);
     Measure {

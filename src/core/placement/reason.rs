@@ -157,6 +157,15 @@ pub enum Reason {
         /// Jobs that wait there.
         queued: u32,
     },
+    /// Enough GPUs are free, and too few of them together on one node.
+    GpusApart {
+        /// Nodes wanted,
+        nodes: u32,
+        /// with so many GPUs each.
+        each: u32,
+        /// Free, less what was just given out.
+        free: u64,
+    },
     /// Enough GPUs are free, and some of them are kept for jobs that ran before and for urgent ones.
     GpusKept {
         /// Wanted in all.
@@ -233,6 +242,7 @@ impl Reason {
             Self::Closed { .. } => "closed",
             Self::Stale { .. } => "stale",
             Self::GpusBusy { .. } => "gpus-busy",
+            Self::GpusApart { .. } => "gpus-apart",
             Self::GpusKept { .. } => "gpus-kept",
             Self::CpusBusy { .. } => "cpus-busy",
             Self::MemoryBusy { .. } => "memory-busy",
@@ -350,6 +360,9 @@ impl fmt::Display for Reason {
             Self::Stale { age } => write!(f, "its report is {age} old"),
             Self::GpusBusy { wanted, free, queued } => {
                 write!(f, "{free} of {wanted} GPUs wanted are free; {queued} jobs wait there")
+            }
+            Self::GpusApart { nodes, each, free } => {
+                write!(f, "{free} GPUs are free, and not {each} together on {nodes} of its nodes")
             }
             Self::GpusKept { wanted, free, kept, priority } => {
                 write!(

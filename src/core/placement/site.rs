@@ -38,6 +38,8 @@ pub(super) struct Site {
     /// Free GPUs and all GPUs by number of the model.
     pub gpus_free: Vec<(u16, u32)>,
     pub gpus_total: Vec<(u16, u32)>,
+    /// Nodes in use with free GPUs: number of the model, how many are free on one, how many such nodes.
+    pub gpus_left: Vec<(u16, u32, u32)>,
     /// What is reserved for whom.
     pub reserved: Vec<Reserved>,
     /// When and how many GPUs were given out here that its report does not show yet.
@@ -59,6 +61,7 @@ impl Site {
             shapes: Vec::new(),
             gpus_free: Vec::new(),
             gpus_total: Vec::new(),
+            gpus_left: Vec::new(),
             reserved: Vec::new(),
             given: Vec::new(),
             taken: 0,
@@ -144,8 +147,13 @@ impl Site {
             None => (Vec::new(), Vec::new()),
         };
         (self.gpus_free, self.gpus_total) = (free, total);
-        self.reserved.clear();
+        self.gpus_left.clear();
         let queue = self.member.report.as_ref().and_then(|r| r.queue.as_ref());
+        for (model, left) in queue.iter().flat_map(|q| &q.gpus_left) {
+            let Some(number) = models.number(model) else { continue };
+            self.gpus_left.extend(left.iter().map(|(free, nodes)| (number, *free, *nodes)));
+        }
+        self.reserved.clear();
         for r in queue.iter().flat_map(|q| q.reserved.iter().map(move |r| (*q, r))) {
             let (queue, r) = r;
             let idle = by_model(&r.idle, &queue.gpus_total, |m| models.number(m));

@@ -111,6 +111,9 @@ pub struct Request {
     pub preemptible: bool,
     /// May send others away: its owner gave this cluster, and no other, the token.
     pub token: bool,
+    /// It is granted when it fits, and gets no reservation: it may have one at another cluster. While it is the first that
+    /// does not fit, nobody behind it gets one here either.
+    pub lean: bool,
     /// Since when it waits, microseconds on this cluster's clock; may lie before that clock's start.
     pub since: i64,
 }
@@ -574,8 +577,8 @@ impl<K: Copy + Ord> Scheduler<K> {
         };
         let above = self.reservations.iter().any(|r| r.priority < request.priority);
         let first = !self.missed(&request);
-        let room = self.may_reserve(&request.need);
         let mut pass = Pass { now, joined: true, ..Pass::default() };
+        let room = !request.lean && self.may_reserve(&request.need, &pass);
         self.note_idle(now);
         if self.grant_inside(key, &mut pass) {
             return pass.out;
@@ -595,22 +598,19 @@ impl<K: Copy + Ord> Scheduler<K> {
         self.misses.get(&request.need).is_some_and(|ranks| *ranks <= request.ranks)
     }
 
-    fn may_reserve(&self, need: &Need) -> bool {
-        let apart = |r: &Reservation<K>| {
-            let other = self.waiting.get(&r.key).map(|w| &w.request.need);
-            other.is_none_or(|other| {
-                let (a, b) = (need, other);
-                a.gpus > 0 && b.gpus > 0 && !a.pools.iter().any(|p| b.pools.contains(p))
-            })
-        };
-        self.reservations.len() < RESERVATIONS_MAX && self.reservations.iter().all(apart)
+    fn may_reserve(&self, need: &Need, pass: &Pass<K>) -> bool {
+        let apart = |b: &Need| need.gpus > 0 && b.gpus > 0 && !need.pools.iter().any(|p| b.pools.contains(p));
+        let of = |r: &Reservation<K>| self.waiting.get(&r.key).is_none_or(|w| apart(&w.request.need));
+        self.reservations.len() + pass.lean.len() < RESERVATIONS_MAX
+            && self.reservations.iter().all(of)
+            && pass.lean.iter().all(apart)
     }
 
     fn consider(&mut self, key: K, pass: &mut Pass<K>) {
         let now = pass.now;
         let Some(waiting) = self.waiting.get(&key) else { return };
         // Most of those looked at are like one that did not fit: seen without a copy.
-        if self.missed(&waiting.request) && (pass.joined || !self.may_reserve(&waiting.request.need)) {
+        if self.missed(&waiting.request) && (pass.joined || !self.may_reserve(&waiting.request.need, pass)) {
             return;
         }
         let request = waiting.request.clone();
@@ -668,8 +668,13 @@ impl<K: Copy + Ord> Scheduler<K> {
                 *least = kind.0.min(*least);
             }
         }
-        if !pass.joined && self.may_reserve(&request.need) {
-            self.wait_for(key, &request, pass);
+        if pass.joined || !self.may_reserve(&request.need, pass) {
+            return;
+        }
+        match request.lean && !request.token {
+            // The place of the first in line is taken, and nothing is kept for it.
+            true => pass.lean.push(request.need),
+            false => self.wait_for(key, &request, pass),
         }
     }
 
@@ -784,6 +789,8 @@ struct Pass<K> {
     preempts: usize,
     /// A request of this priority waits until enough is free beside the buffer.
     buffer_waits: Option<u8>,
+    /// Needs of those in front for which nothing is kept here.
+    lean: Vec<Need>,
 }
 
 impl<K> Default for Pass<K> {
@@ -796,6 +803,7 @@ impl<K> Default for Pass<K> {
             beside: BTreeMap::new(),
             preempts: 0,
             buffer_waits: None,
+            lean: Vec::new(),
         }
     }
 }

@@ -1,4 +1,5 @@
 //! The policy as a whole: order, backfill, gangs, victims, estimates.
+// tidy: long because each rule of the policy has its case here
 
 use super::*;
 use crate::base::{Bytes, MilliCpu};
@@ -35,6 +36,7 @@ pub(super) fn ask(s: &S, ranks: u32, gpus: u32, run: Option<u64>) -> Request {
         max_runtime: run.map(Span::secs),
         preemptible: false,
         token: false,
+        lean: false,
         since: 0,
     }
 }
@@ -460,4 +462,50 @@ fn what_was_borrowed_is_taken_back_and_no_more() {
         loans: [1].into(),
     });
     assert_eq!(victims(&s, 2), [1]);
+}
+
+/// A job that waits at several clusters keeps capacity free at one of them.
+#[test]
+fn a_lean_request_keeps_nothing_and_nobody_behind_it_does() {
+    let begin = || {
+        let mut s = S::new(&nodes(2, 8), Config::default());
+        for key in [1, 2] {
+            s.join(key, ask(&s, 1, 5, None), at(0));
+        }
+        assert_eq!(granted(&s.decide(at(0), &all)), [1, 2]);
+        s
+    };
+    let waits = |s: &mut S, lean: bool| {
+        let gang = Request { lean, ..ask(s, 1, 8, None) };
+        s.join(10, gang, at(40));
+        // As large, and would have a place if it came first.
+        s.join(11, Request { since: 1, ..ask(s, 2, 8, None) }, at(40));
+        assert_eq!(granted(&s.decide(at(40), &all)), [] as [u32; 0]);
+        for key in [20, 21] {
+            s.join(key, Request { since: 2, ..ask(s, 1, 3, None) }, at(41));
+        }
+    };
+    let mut firm = begin();
+    waits(&mut firm, false);
+    assert_eq!(granted(&firm.decide(at(41), &all)).len(), 1, "a node is kept for the gang");
+    let mut lean = begin();
+    waits(&mut lean, true);
+    assert!(lean.reservations().is_empty(), "{:?}", lean.reservations());
+    assert_eq!(granted(&lean.decide(at(41), &all)), [20, 21]);
+    // It is granted as any other when it fits, in its turn.
+    lean.end(&1, at(50));
+    lean.end(&20, at(50));
+    lean.end(&21, at(50));
+    assert_eq!(granted(&lean.decide(at(50), &all)), [10]);
+    // Nobody is in front of the other gang now.
+    assert_eq!(lean.reservations().first().map(|r| r.key), Some(11));
+    // Who may send others away is kept for what these leave, whatever it says.
+    let mut s = begin();
+    let request = Request { lean: true, ..urgent(&s, 1, 8) };
+    for r in s.running.values_mut() {
+        r.request.preemptible = true;
+    }
+    s.join(30, request, at(60));
+    assert_eq!(sent_away(&s.decide(at(60), &all)).len(), 1);
+    assert_eq!(s.reservations().first().map(|r| r.key), Some(30));
 }

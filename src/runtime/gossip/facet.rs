@@ -241,6 +241,11 @@ fn check_queue(q: &QueueReport) -> Result<(), String> {
     }
     at_most("waits", q.waits.len() as u64, 300)?;
     q.waits.keys().try_for_each(|model| plain("gpu model", model))?;
+    for (model, left) in &q.gpus_left {
+        let sum = left.iter().fold(0, |sum, (free, nodes)| sum + u64::from(*free) * u64::from(*nodes));
+        at_most("gpus_left", sum, q.gpus_total.get(model).copied().unwrap_or(0).into())?;
+        at_most("gpus_left", left.len() as u64, 1_024)?;
+    }
     let reclaimable = q.gpus_reclaimable.values().fold(0, |sum, n| sum + u64::from(*n));
     at_most("gpus_reclaimable", reclaimable, q.gpus_total.values().map(|n| u64::from(*n)).sum())?;
     at_most("gpus_buffer", q.gpus_buffer.into(), q.gpus_total.values().map(|n| u64::from(*n)).sum())?;

@@ -267,6 +267,9 @@ pub struct PeerDocument {
     /// Settings that others compare with their own; older versions do not tell them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settings: Option<SettingsDocument>,
+    /// It goes by a clock that is made for tests.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub test_clock: bool,
 }
 
 /// Settings of a peer that are compared.

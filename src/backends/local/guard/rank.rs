@@ -129,7 +129,7 @@ fn exec(spec: &GuardSpec, index: usize) -> Result<std::convert::Infallible, Stri
     }
     let mut command = Command::new(program);
     if spec.inherit {
-        command.env_remove(RANK_VARIABLE);
+        command.env_remove(RANK_VARIABLE).env_remove(clock::TEST_CLOCK);
     } else {
         command.env_clear();
     }
