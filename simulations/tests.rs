@@ -104,6 +104,19 @@ fn reservations_hold_under_every_fault() {
     assert!(kept > 40 && inside > 20 && faults > 200, "{kept} {inside} {faults}");
 }
 
+/// The same runs, judged as if a cluster had fewer GPUs than it has.
+#[test]
+fn the_judge_sees_what_is_promised_and_used_beyond_what_there_is() {
+    let seen = |what: &str| {
+        (600..=612).any(|seed| {
+            let drawn = Scenario::draw(seed, &Fixed { reserved: true, ..Fixed::default() });
+            let outcome = World::new(Scenario { judged_less: 4, ..drawn }).run();
+            outcome.violations.iter().any(|v| v.starts_with(what))
+        })
+    };
+    assert!(seen("R1") && seen("R2"), "half of each cluster was not there, and nobody saw it");
+}
+
 #[test]
 fn the_judge_sees_a_limit_that_is_passed() {
     let told_wrong = |seed| {

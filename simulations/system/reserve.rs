@@ -65,7 +65,7 @@ fn a_reservation_keeps_its_gpus_over_a_restart_and_gives_them_back() {
     );
     // The peer that keeps it is killed, and comes back.
     mesh.peer_mut("alpha").kill();
-    mesh.peer_mut("alpha").revive();
+    mesh.peer_mut("alpha").restart();
     let cluster = until("alpha keeps it, as reserved", || {
         let cluster = kept(&state, "alpha")?;
         let reserved = cluster["gpus"]["A100-80G"]["reserved"] == 4;

@@ -141,13 +141,14 @@ impl World {
         if !self.scenario.reserved {
             return;
         }
+        let all = shapes::GPUS - self.scenario.judged_less;
         let (rows, wall, mut wrong) = (self.rows(i), WallTime(self.t.0 / 1000), Vec::new());
         for (at, row) in rows.iter().enumerate() {
             let pins = |row: &Row| -> BTreeSet<(u32, u32)> {
                 row.shares.iter().flat_map(|s| s.gpus.iter().map(|g| (s.node, *g))).collect()
             };
             let (mine, id) = (pins(row), row.birth.id());
-            if mine.len() > row.asked.gpus as usize || mine.iter().any(|(_, g)| *g >= shapes::GPUS) {
+            if mine.len() > row.asked.gpus as usize || mine.iter().any(|(_, g)| *g >= all) {
                 wrong.push(format!("R1: peer {i} pins {mine:?} for {id}"));
             }
             for other in rows[..at].iter().filter(|other| other.asked.meets(&row.asked)) {
@@ -187,19 +188,21 @@ impl World {
                 *used = (*used).max(*gpus);
             }
             let sum: u32 = runs.values().sum();
-            if sum > shapes::GPUS {
+            if sum > all {
                 wrong.push(format!("R2: peer {i} keeps {kept:?}, and with what runs that is {sum} GPUs"));
             }
         }
+        // Once is enough: it would be seen again at every look.
+        wrong.retain(|w| !self.violations.contains(w));
         wrong.into_iter().for_each(|w| self.violation(w));
     }
 
     /// Every record of a reservation has ended, and nobody keeps anything for one any more.
     pub(super) fn reservations_over(&self) -> bool {
-        let ids = self.reserved.ids.iter().flatten();
+        let mut ids = self.reserved.ids.iter().flatten();
         let over = |id: &JobId| self.newest(id).is_none_or(|r| r.state.is_final());
         !self.scenario.reserved
-            || (ids.into_iter().all(over) && (0..self.machines.len()).all(|i| self.rows(i).is_empty()))
+            || (ids.all(over) && (0..self.machines.len()).all(|i| self.rows(i).is_empty()))
     }
 
     /// R3, once all has had its time since the healing.

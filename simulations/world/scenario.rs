@@ -41,6 +41,8 @@ pub struct Scenario {
     pub groups: bool,
     /// GPUs are reserved for tenants, two at a time for the same ones.
     pub reserved: bool,
+    /// The judge takes so many GPUs of each cluster for missing: it must see that more is promised and used.
+    pub judged_less: u32,
     /// Round trips between regions; generated where none is given.
     pub rtt: Option<Arc<RttMatrix>>,
     /// Print what happens.
@@ -355,6 +357,7 @@ impl Scenario {
             limit_told_wrong: 0,
             groups: fixed.groups,
             reserved: fixed.reserved,
+            judged_less: 0,
             rtt: fixed.rtt.clone(),
             trace: fixed.trace,
         };

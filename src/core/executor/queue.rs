@@ -262,7 +262,7 @@ impl Peer {
         }
         let now = self.now.mono;
         self.note_standings();
-        self.note_promises();
+        self.ready_promises();
         let limits = self.quota_room();
         let held = std::cell::RefCell::new(Vec::new());
         let (sched, claims) = (&mut self.exec.sched, &self.exec.claims);

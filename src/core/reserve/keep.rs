@@ -122,6 +122,14 @@ impl Peer {
         self.exec.scheduler_mut().set_promises(&nodes, list);
     }
 
+    /// The same before something is given out: what has come free goes to a promise that lacks it first.
+    pub(in crate::core) fn ready_promises(&mut self) {
+        self.note_promises();
+        if self.exec.scheduler().promises().iter().any(|p| p.pinned() < p.gpus) {
+            self.repin_promises();
+        }
+    }
+
     /// Pins anew what is no longer there.
     pub(in crate::core) fn repin_promises(&mut self) {
         self.note_promises();

@@ -259,6 +259,33 @@ fn a_reservation_counts_against_the_limit() {
     assert_eq!(mesh.get("a", own).state, JobState::Running, "it needs to ask nobody");
 }
 
+/// Somebody who says how long he runs begins late, and the reservation lacks his GPUs. When he goes they are the tenant's, and
+/// not those of who waits in front of it.
+#[test]
+fn what_comes_free_late_is_the_tenants() {
+    let mut mesh = Mesh::new(&[("a", 8)]);
+    let asked = mesh.asked(8, 40, 200);
+    let id = mesh.reserve("a", "t", &asked, named(&["a"]));
+    mesh.run(Span::secs(3));
+    assert_eq!(mesh.get("a", id).state, JobState::Running);
+    let late = mesh.place("a", JobSpec { max_runtime: Some(Span::secs(15)), ..of("u", job(8, 50)) });
+    mesh.run(Span::secs(28));
+    let key = mesh.sites[&name("a")].runs.keys().next().copied().expect("it runs");
+    let at = mesh.time().wall;
+    mesh.input(&name("a"), Input::Backend(BackendEvent::Started { key, at }));
+    mesh.run(Span::secs(8));
+    let other = mesh.submit("a", of("v", job(8, 90)));
+    let own = mesh.submit("a", of("t", job(8, 10)));
+    mesh.run(Span::secs(1));
+    let short = mesh.sites[&name("a")].told.0.as_ref().map_or(0, |q| q.reserved[0].short);
+    assert_eq!((mesh.running("a"), short), (1, 8), "it is still there");
+    mesh.finish(late);
+    mesh.run(Span::secs(4));
+    assert_eq!(mesh.get("a", own).state, JobState::Running);
+    assert_eq!(mesh.get("a", other).state, JobState::Pending);
+    assert_eq!(mesh.keeps("a"), [(8, 8, true)]);
+}
+
 /// An older binary refuses the record instead of taking it for a job; a row of this build reads later.
 #[test]
 fn the_record_leads_with_a_version_of_its_own_and_rows_stay_readable() {

@@ -451,9 +451,9 @@ impl<K: Copy + Ord> Scheduler<K> {
         if p.pinned() != p.gpus || !p.shares.iter().all(there) {
             return false;
         }
-        let others = self.promised.list.iter().enumerate().filter(|(other, _)| *other != at).map(|(_, q)| q);
-        let meets = |q: &Promise| q.meets(p.from, p.until) && q.shares.iter().any(|s| p.has(s) > 0);
-        if others.into_iter().any(meets) {
+        let mut others =
+            self.promised.list.iter().enumerate().filter(|(other, _)| *other != at).map(|(_, q)| q);
+        if others.any(|q| q.meets(p.from, p.until) && q.shares.iter().any(|s| p.has(s) > 0)) {
             return false;
         }
         let due = p.from <= now + self.config.notice + Span::secs(60);

@@ -218,7 +218,8 @@ fn shown(style: Style, r: &ReservationDocument) -> String {
     for kept in &r.part.clusters {
         let says = match (&kept.lost, &kept.says) {
             (Some(why), _) => format!("could not keep it: {}", plain(why)),
-            (None, None) => "does not tell of it just now".into(),
+            (None, None) if r.done => "kept it".into(),
+            (None, None) => "has not told of it yet".into(),
             (None, Some(s)) if s.short > 0 => {
                 format!("{} used, {} idle, {} are not there any more", s.used, s.idle, s.short)
             }
