@@ -99,7 +99,9 @@ impl Lines {
             object: Value,
         }
         loop {
-            let Some(text) = self.next().await? else { return Ok(None) };
+            // A line of which only a part ever comes is silence, too, however often parts come.
+            let next = tokio::time::timeout(self.silence, self.next()).await;
+            let Some(text) = next.map_err(|_| unknown("silence on a watch"))?? else { return Ok(None) };
             if text.is_empty() {
                 continue;
             }
@@ -138,6 +140,19 @@ mod tests {
             all.push((line.len(), cut));
         }
         all
+    }
+
+    #[tokio::test]
+    async fn parts_of_a_line_that_never_ends_are_silence() {
+        let parts = futures::stream::unfold((), |()| async {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            Some((Ok::<_, std::io::Error>(hyper::body::Frame::data(Chunk::from("{"))), ()))
+        });
+        let body = Body::wrap_body(http_body_util::StreamBody::new(parts));
+        let mut lines = Lines::new(body, Duration::from_millis(300));
+        let change =
+            tokio::time::timeout(Duration::from_secs(30), lines.change::<super::super::objects::Pod>());
+        assert!(matches!(change.await, Ok(Err(ApiError::Unknown(_)))), "it is not waited for");
     }
 
     #[tokio::test]
