@@ -143,19 +143,6 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn parts_of_a_line_that_never_ends_are_silence() {
-        let parts = futures::stream::unfold((), |()| async {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-            Some((Ok::<_, std::io::Error>(hyper::body::Frame::data(Chunk::from("{"))), ()))
-        });
-        let body = Body::wrap_body(http_body_util::StreamBody::new(parts));
-        let mut lines = Lines::new(body, Duration::from_millis(300));
-        let change =
-            tokio::time::timeout(Duration::from_secs(30), lines.change::<super::super::objects::Pod>());
-        assert!(matches!(change.await, Ok(Err(ApiError::Unknown(_)))), "it is not waited for");
-    }
-
-    #[tokio::test]
     async fn a_line_that_is_too_long_is_cut_and_the_next_one_comes() {
         let text = |n: usize| [&b"one\n"[..], &vec![b'x'; n], b"\nthree\nfour"].concat();
         for n in [LINE_BYTES_MAX + 1, 3 * LINE_BYTES_MAX] {
