@@ -126,6 +126,8 @@ impl Cluster {
         if !self.wishes.dead_kubelets.load(Ordering::SeqCst) {
             self.kubelets(&pods).await?;
         }
+        // Before the Jobs: a Secret that is made after its Job was not seen belongs to nobody only by this list.
+        let secrets = self.call("GET", "/api/v1/secrets", None).await?;
         let jobs = self.call("GET", "/apis/batch/v1/jobs", None).await?;
         let jobs: Vec<Value> = list(&jobs["items"]).cloned().collect();
         if self.plays.jobs {
@@ -133,7 +135,7 @@ impl Cluster {
                 // Changed by somebody meanwhile: the next round sees it.
                 let _ = self.job(job, &pods).await;
             }
-            self.collect(&jobs, &pods).await?;
+            self.collect(&jobs, &pods, &secrets).await?;
         }
         if self.plays.scheduler {
             self.schedule(&pods).await?;
@@ -259,9 +261,8 @@ impl Cluster {
     }
 
     /// What belongs to a Job goes with it.
-    async fn collect(&self, jobs: &[Value], pods: &[Value]) -> Result<(), String> {
+    async fn collect(&self, jobs: &[Value], pods: &[Value], secrets: &Value) -> Result<(), String> {
         let alive: BTreeSet<&str> = jobs.iter().map(|j| text(&j["metadata"]["uid"])).collect();
-        let secrets = self.call("GET", "/api/v1/secrets", None).await?;
         let orphan = |o: &&Value| {
             let owner = &o["metadata"]["ownerReferences"][0];
             owner["kind"] == "Job"
@@ -443,8 +444,10 @@ impl Cluster {
         }
         let log = self.logs.join(uid);
         for init in list(&spec["initContainers"]) {
-            let done =
-                self.command(init, uid, &own, &places).stdout(Stdio::null()).stderr(Stdio::null()).status();
+            let mut command = self.command(init, uid, &own, &places);
+            command.stdout(Stdio::null()).stderr(Stdio::null());
+            // It copies a large file: the peer under test shares this runtime.
+            let done = tokio::task::block_in_place(|| command.status());
             let done = done.map_err(|e| e.to_string())?;
             if !done.success() {
                 return Err(format!("init container: {done}"));

@@ -99,7 +99,9 @@ impl Lines {
             object: Value,
         }
         loop {
-            let Some(text) = self.next().await? else { return Ok(None) };
+            // A line of which only a part ever comes is silence, too, however often parts come.
+            let next = tokio::time::timeout(self.silence, self.next()).await;
+            let Some(text) = next.map_err(|_| unknown("silence on a watch"))?? else { return Ok(None) };
             if text.is_empty() {
                 continue;
             }
