@@ -173,7 +173,7 @@ impl Cluster {
 pub struct Restd {
     pub socket: PathBuf,
     /// The version of its API that this Slurm speaks.
-    #[allow(dead_code, reason = "the benches ask it themselves; the tests leave that to the backend")]
+    #[allow(dead_code, reason = "the benches ask with it")]
     pub api: &'static str,
     child: Child,
 }

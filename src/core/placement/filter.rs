@@ -25,10 +25,9 @@ impl Does<'_> {
             || shape.model.is_some_and(|m| self.0.get(usize::from(m)).copied().unwrap_or(false))
     }
 
-    /// GPUs that `each` of a node can be made of: on nodes in use, and in all. A report of a version that does not say which
-    /// nodes are in use is taken to have none of these.
-    pub fn room(&self, site: &Site, each: u32) -> (u64, u64) {
-        let free = self.sum(&site.gpus_free);
+    /// Of these free GPUs ([`free_for`]), those that `each` of a node can be made of: on nodes in use, and in all. A
+    /// report of a version that does not say which nodes are in use is taken to have none of these.
+    pub fn room(&self, site: &Site, each: u32, free: u64) -> (u64, u64) {
         let each = u64::from(each.max(1));
         let does = |m: u16| self.0.get(usize::from(m)).copied().unwrap_or(false);
         let (mut left, mut loose) = (0u64, 0u64);
@@ -198,6 +197,7 @@ pub(super) fn passing(
         return Some(Reason::Stale { age });
     }
     let (free, reserved) = free_for(spec, site, does, wall);
+    let room = does.room(site, spec.resources.gpus, free).1.saturating_sub(taken);
     let (wanted, free) = (spec.gpus_total(), free.saturating_sub(taken));
     let kept = if spec.priority < queue.buffer_priority { u64::from(queue.gpus_buffer) } else { 0 };
     if wanted > 0 && wanted <= free && wanted > free.saturating_sub(kept) {
@@ -210,7 +210,6 @@ pub(super) fn passing(
         }
         return Some(Reason::GpusBusy { wanted, free, queued: queue.queued });
     }
-    let room = does.room(site, spec.resources.gpus).1.saturating_sub(taken);
     if wanted > room {
         return Some(Reason::GpusApart { nodes: spec.nodes, each: spec.resources.gpus, free });
     }

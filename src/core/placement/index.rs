@@ -433,7 +433,7 @@ fn make_row(
         Some(_) => false,
     } && goods.absent.is_none();
     (row.free, row.total) = (filter::free_for(spec, site, &models, wall).0, models.sum(&site.gpus_total));
-    (row.left, row.room) = models.room(site, spec.resources.gpus);
+    (row.left, row.room) = models.room(site, spec.resources.gpus, row.free);
     if spec.placement.policy == Policy::Spread {
         // It wants the emptiest cluster, not the best filled one.
         row.left = 0;

@@ -163,7 +163,7 @@ async fn a_command_reads_the_notice_and_says_whether_it_took_it() {
 async fn a_list_over_many_lost_clusters_comes_in_time_and_says_who_was_not_heard() {
     let fake = crate::surface::fake::Fake::new("alpha");
     let hangs =
-        axum::Router::new().route("/v1/local/touched", axum::routing::get(|| std::future::pending::<()>()));
+        axum::Router::new().route("/v1/local/touched", axum::routing::get(std::future::pending::<()>));
     // More than are asked at once: one round of them after the other.
     let silent: Vec<String> = (0..60).map(|n| format!("p{n:02}")).collect();
     silent.iter().for_each(|name| fake.knows(name, Some(hangs.clone())));
