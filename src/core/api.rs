@@ -243,6 +243,7 @@ pub enum Output {
 
 /// An urgent hint: milliseconds, best effort, never the only copy of a truth.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(clippy::large_enum_variant, reason = "few are there at a time, and most are of the large kind")]
 pub enum Flash {
     /// A cluster's free GPUs changed.
     Capacity {

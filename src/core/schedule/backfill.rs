@@ -32,12 +32,15 @@ pub struct Reservation<K> {
     pub(super) future: Books,
 }
 
+/// Takes what is promised at a time from books in which some are let go.
+pub type WithholdAt<'a, K> = dyn Fn(&mut Books, Instant, &dyn Fn(&K) -> bool) + 'a;
+
 /// What is promised to others for a time.
 pub struct Kept<'a, K> {
     /// When less of it is.
     pub moments: Vec<Instant>,
-    /// Takes what is promised at a time from books in which some are let go.
-    pub withhold: &'a dyn Fn(&mut Books, Instant, &dyn Fn(&K) -> bool),
+    /// Takes it.
+    pub withhold: &'a WithholdAt<'a, K>,
 }
 
 /// An attempt that will have ended, or a moment at which less is promised: when, since when it waited, which.

@@ -21,10 +21,13 @@ const SPARED_MAX: usize = 128;
 /// How bad it is: how many, their priorities together, what they have done so far (seconds).
 type Cost = (usize, u64, u64);
 
+/// Takes what is promised to others from books in which some are let go.
+pub type Withhold<'a, K> = dyn Fn(&mut Books, &dyn Fn(&K) -> bool) + 'a;
+
 /// What is promised to others meanwhile.
 pub struct Promised<'a, K> {
-    /// Takes it from books in which some are let go.
-    pub withhold: &'a dyn Fn(&mut Books, &dyn Fn(&K) -> bool),
+    /// Takes it.
+    pub withhold: &'a Withhold<'a, K>,
     /// What this one holds would be theirs.
     pub barred: &'a dyn Fn(&Running) -> bool,
 }
