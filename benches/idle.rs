@@ -9,7 +9,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use common::{Args, bar, cores, fleet, load, print, table};
+use common::{Args, Sample, bar, cores, fleet, load, print, table};
+use indicatif::ProgressBar;
 use serde_json::json;
 use starling::app::{Running, Settings, Wish, up};
 use starling::base::{PeerName, Span};
@@ -21,13 +22,16 @@ const HELP: &str = "idle: CPU, memory and traffic of a quiet peer
   --settle 10         seconds between the mesh's agreement and the measurement
   --seconds 20        of measurement
   --counters          what all peers counted until then, per peer
+  --seeing            instead: what events, audit, metrics, alerts and the page's memory cost while nobody looks: they are
+                      ended and begun anew in turn, --rounds 4 times, each way --seconds long
   --json              one JSON document";
 
 /// A mesh that has not formed by then is reported as such.
 const FORM_MAX: Duration = Duration::from_secs(150);
 
 fn main() -> ExitCode {
-    let args = Args::read(HELP, &["--peers", "--settle", "--seconds", "--counters", "--json"]);
+    let known = ["--peers", "--settle", "--seconds", "--counters", "--seeing", "--rounds", "--json"];
+    let args = Args::read(HELP, &known);
     common::run(Duration::from_secs(580), bench(args))
 }
 
@@ -47,6 +51,9 @@ async fn bench(args: Args) -> anyhow::Result<()> {
     let most = rustix::process::Rlimit { current: limit.maximum, maximum: limit.maximum };
     rustix::process::setrlimit(rustix::process::Resource::Nofile, most)
         .context("raising the limit of open files")?;
+    if args.has("--seeing") {
+        return seeing(&args).await;
+    }
     let mut results = Vec::new();
     for count in args.numbers("--peers", &[16, 64, 100]) {
         results.push(
@@ -87,54 +94,74 @@ async fn bench(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A mesh of whole peers in this process, once each sees all others alive, and how long that took.
+struct Mesh {
+    peers: Vec<Running>,
+    formed: f64,
+    // After the peers, which write into it.
+    _dir: tempfile::TempDir,
+}
+
+impl Mesh {
+    async fn form(count: usize, progress: &ProgressBar, counters: bool) -> anyhow::Result<Self> {
+        let (dir, begun) = (fleet::folder()?, Instant::now());
+        let mut peers = vec![start(dir.path(), 0, None).await?];
+        // A few at a time, each through a peer that is up already.
+        while peers.len() < count {
+            let wave = (peers.len()..count.min(peers.len() + 4)).map(|n| {
+                let (node, at, dir) = (peers[fleet::via(n)].node.clone(), peers[fleet::via(n)].quic, &dir);
+                async move {
+                    let token = node.token_create(Span::secs(600)).await?;
+                    start(dir.path(), n, Some((token, at))).await
+                }
+            });
+            let started = futures::future::join_all(wave.collect::<Vec<_>>()).await;
+            for peer in started {
+                peers.push(peer?);
+                progress.inc(1);
+            }
+        }
+        let all_alive = |p: &Running| {
+            p.node.view().members.values().filter(|m| m.liveness == Liveness::Alive).count() == count
+        };
+        while !peers.iter().all(all_alive) {
+            if begun.elapsed() > FORM_MAX {
+                if counters {
+                    show_counters("not formed", &peers);
+                }
+                let agreed = peers.iter().filter(|p| all_alive(p)).count();
+                bail!("{agreed} of {count} peers see all others alive after {} s", FORM_MAX.as_secs());
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        let formed = begun.elapsed().as_secs_f64();
+        Ok(Self { peers, formed, _dir: dir })
+    }
+
+    async fn end(self) {
+        futures::future::join_all(self.peers.into_iter().map(|p| p.run(std::future::ready(())))).await;
+    }
+}
+
 async fn size(count: usize, settle: u64, seconds: u64, counters: bool) -> anyhow::Result<Idle> {
-    let (dir, before, begun) = (fleet::folder()?, memory()?, Instant::now());
+    let before = memory()?;
     let progress = bar(count as u64, &format!("starting {count} peers"));
-    let mut peers = vec![start(dir.path(), 0, None).await?];
-    // A few at a time, each through a peer that is up already.
-    while peers.len() < count {
-        let wave = (peers.len()..count.min(peers.len() + 4)).map(|n| {
-            let (node, at, dir) = (peers[fleet::via(n)].node.clone(), peers[fleet::via(n)].quic, &dir);
-            async move {
-                let token = node.token_create(Span::secs(600)).await?;
-                start(dir.path(), n, Some((token, at))).await
-            }
-        });
-        let started = futures::future::join_all(wave.collect::<Vec<_>>()).await;
-        for peer in started {
-            peers.push(peer?);
-            progress.inc(1);
-        }
-    }
-    let all_alive = |p: &Running| {
-        p.node.view().members.values().filter(|m| m.liveness == Liveness::Alive).count() == count
-    };
-    while !peers.iter().all(all_alive) {
-        if begun.elapsed() > FORM_MAX {
-            if counters {
-                show_counters("not formed", &peers);
-            }
-            let agreed = peers.iter().filter(|p| all_alive(p)).count();
-            bail!("{agreed} of {count} peers see all others alive after {} s", FORM_MAX.as_secs());
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    let formed = begun.elapsed().as_secs_f64();
+    let mesh = Mesh::form(count, &progress, counters).await?;
     if counters {
-        show_counters("formed", &peers);
+        show_counters("formed", &mesh.peers);
     }
     progress.set_message(format!("{count} quiet peers"));
     tokio::time::sleep(Duration::from_secs(settle)).await;
-    let (cpu, wire, at) = (cpu_ms(), traffic(&peers), Instant::now());
+    let (cpu, wire, at) = (cpu_ms(), traffic(&mesh.peers), Instant::now());
     tokio::time::sleep(Duration::from_secs(seconds)).await;
     if counters {
-        show_counters("at rest", &peers);
+        show_counters("at rest", &mesh.peers);
     }
     let per_peer = at.elapsed().as_secs_f64() * count as f64;
-    let now = traffic(&peers);
+    let now = traffic(&mesh.peers);
     let result = Idle {
         count,
-        formed,
+        formed: mesh.formed,
         cpu_ms_per_s: (cpu_ms() - cpu) / per_peer,
         rss_mb: memory()?.saturating_sub(before) as f64 / 1e6 / count as f64,
         bytes_per_s: now.0.saturating_sub(wire.0) as f64 / per_peer,
@@ -142,9 +169,76 @@ async fn size(count: usize, settle: u64, seconds: u64, counters: bool) -> anyhow
         load: load(),
     };
     progress.set_message("ending them");
-    futures::future::join_all(peers.into_iter().map(|p| p.run(std::future::ready(())))).await;
+    mesh.end().await;
     progress.finish_and_clear();
     Ok(result)
+}
+
+/// After what people may see was ended or begun anew, before it is measured.
+const TURN: Duration = Duration::from_secs(2);
+
+/// The same mesh with and without what people may see, in turn.
+async fn seeing(args: &Args) -> anyhow::Result<()> {
+    let (rounds, seconds) = (args.number("--rounds", 4), args.number("--seconds", 20));
+    let mut rows = Vec::new();
+    let mut sizes = Vec::new();
+    for count in args.numbers("--peers", &[100]) {
+        let progress = bar(count as u64, &format!("starting {count} peers"));
+        let mut mesh = Mesh::form(count, &progress, false).await?;
+        tokio::time::sleep(Duration::from_secs(args.number("--settle", 10))).await;
+        let (mut with, mut without, mut cost) = (Sample::default(), Sample::default(), Sample::default());
+        for round in 0..rounds {
+            let mut pair = [0.0; 2];
+            // Now the one first, now the other: a machine that slows down slows both.
+            for turn in [round % 2 == 0, round % 2 == 1] {
+                mesh.peers.iter_mut().for_each(|p| p.see(turn));
+                tokio::time::sleep(TURN).await;
+                let (cpu, at) = (cpu_ms(), Instant::now());
+                tokio::time::sleep(Duration::from_secs(seconds)).await;
+                pair[usize::from(turn)] = (cpu_ms() - cpu) / at.elapsed().as_secs_f64() / count as f64;
+            }
+            without.add(pair[0]);
+            with.add(pair[1]);
+            cost.add(pair[1] - pair[0]);
+        }
+        let formed = mesh.formed;
+        mesh.end().await;
+        progress.finish_and_clear();
+        let spread = format!("{:.2} to {:.2}", cost.quantile(0.0), cost.max());
+        let two = |x: f64| format!("{x:.2}");
+        // Milliseconds in a second are thousandths of a core.
+        let share = format!("{:.3} %", cost.median() / 10.0);
+        rows.push(vec![
+            count.to_string(),
+            two(without.median()),
+            two(with.median()),
+            two(cost.median()),
+            spread,
+            share,
+            load(),
+        ]);
+        sizes.push(json!({
+            "peers": count, "formed_s": formed, "without_cpu_ms_per_s": without.median(),
+            "with_cpu_ms_per_s": with.median(), "cost_cpu_ms_per_s": cost.median(),
+            "cost_least": cost.quantile(0.0), "cost_most": cost.max(), "rounds": rounds, "load": load(),
+        }));
+    }
+    let head = [
+        "peers",
+        "CPU ms/s per peer without",
+        "with",
+        "cost, median of pairs",
+        "spread",
+        "of a core",
+        "load",
+    ];
+    let text = format!(
+        "{}\n{} cores for all peers of a mesh; goal at most 1 % of a core",
+        table(&head, &rows),
+        cores()
+    );
+    print(args, &json!({ "bench": "idle", "mode": "seeing", "cores": cores(), "sizes": sizes }), &text);
+    Ok(())
 }
 
 async fn start(

@@ -205,6 +205,7 @@ impl Feed {
             gpus: 4,
             phase: "running".into(),
             age: Span::secs(n),
+            staging: None,
         };
         let claim = |n: u64| ClaimView {
             job,

@@ -18,6 +18,8 @@ mod held;
 #[allow(dead_code, reason = "shared with the tests, which use more of it")]
 #[path = "../simulations/slurm/sandbox.rs"]
 mod sandbox;
+#[path = "common/seen.rs"]
+mod seen;
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -25,7 +27,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use axum::http::{Request, header};
 use bytes::Bytes;
-use common::fleet::{Fleet, folder, post, text};
+use common::fleet::{Fleet, FleetPeer, folder, post, text};
 use common::{Args, Sample, bar, cores, load, print, table};
 use etcd::Etcd;
 use held::Held;
@@ -38,6 +40,7 @@ use starling::runtime::store::Store;
 const HELP: &str = "submit: rate and latency of durable submits at 3 peers
   --connections 8,64  kept open, spread over the peers
   --no-etcd         without etcd
+  --seeing          instead: with and without events, audit, metrics and alerts, in turn, at peers of this process
   --sbatch          beside a Slurm cluster that this makes; needs root and Slurm's packages
   --seconds 8       length of each load
   --rounds 3        of each load, in turn
@@ -52,8 +55,8 @@ const SPEC: &str =
     r#"{"name":"bench","run":"true","resources":{"gpus":1,"gpu":"A100-80G","cpus":1,"memory":"1GiB"}}"#;
 
 fn main() -> ExitCode {
-    let args =
-        Args::read(HELP, &["--connections", "--no-etcd", "--sbatch", "--seconds", "--rounds", "--json"]);
+    let known = ["--connections", "--no-etcd", "--sbatch", "--seeing", "--seconds", "--rounds", "--json"];
+    let args = Args::read(HELP, &known);
     common::run(Duration::from_secs(580), bench(args))
 }
 
@@ -74,11 +77,14 @@ impl Load {
 }
 
 async fn bench(args: Args) -> anyhow::Result<()> {
+    if args.has("--seeing") {
+        return seen::seeing(&args).await;
+    }
     let connections = args.numbers("--connections", &[8, 64]);
     let (rounds, span) = (args.number("--rounds", 3), Duration::from_secs(args.number("--seconds", 8)));
     let fleet = Fleet::start(PEERS, CONFIG).await?;
-    let holders = hold(&fleet).await?;
-    let running = run_idle(&fleet, connections.iter().copied().max().unwrap_or(1)).await?;
+    let holders = hold(&fleet.peers).await?;
+    let running = run_idle(&fleet.peers, connections.iter().copied().max().unwrap_or(1)).await?;
     let etcd = if args.has("--no-etcd") {
         Err(anyhow::anyhow!("left out by --no-etcd"))
     } else {
@@ -124,17 +130,12 @@ async fn bench(args: Args) -> anyhow::Result<()> {
             progress.inc(1);
         }
         for (n, load) in &mut swaps {
-            let request = |connection: usize, count: usize| {
-                let body = json!({ "epoch": 1, "uri": format!("file:///checkpoints/{round}/{count}") });
-                (format!("/v1/jobs/{}/checkpoint", running[connection]), Bytes::from(body.to_string()))
-            };
-            ask_on(&fleet, *n, span, load, request).await?;
+            let request = checkpoints(&running, round.to_string());
+            ask_on(&fleet.peers, *n, span, load, request).await?;
             progress.inc(1);
         }
         for (n, load) in &mut submit {
-            let body = Bytes::from_static(SPEC.as_bytes());
-            let request = |_: usize, _: usize| ("/v1/jobs".to_owned(), body.clone());
-            ask_on(&fleet, *n, span, load, request).await?;
+            ask_on(&fleet.peers, *n, span, load, submits()).await?;
             progress.inc(1);
         }
         for (n, load) in &mut puts {
@@ -236,10 +237,27 @@ async fn bench(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Path and body of the nth request of a connection.
+trait Requests: Fn(usize, usize) -> (String, Bytes) + Clone + Send + Sync {}
+impl<F: Fn(usize, usize) -> (String, Bytes) + Clone + Send + Sync> Requests for F {}
+
+/// Each connection publishes checkpoints of a running job of its own.
+fn checkpoints(running: &[String], tag: String) -> impl Requests {
+    move |connection, count| {
+        let body = json!({ "epoch": 1, "uri": format!("file:///checkpoints/{tag}/{count}") });
+        (format!("/v1/jobs/{}/checkpoint", running[connection]), Bytes::from(body.to_string()))
+    }
+}
+
+fn submits() -> impl Requests {
+    let body = Bytes::from_static(SPEC.as_bytes());
+    move |_, _| ("/v1/jobs".to_owned(), body.clone())
+}
+
 /// Fills every cluster with one job; gives their ids once all run.
-async fn hold(fleet: &Fleet) -> anyhow::Result<Vec<String>> {
+async fn hold(peers: &[FleetPeer]) -> anyhow::Result<Vec<String>> {
     let mut ids = Vec::new();
-    for peer in &fleet.peers {
+    for peer in peers {
         let resources = r#"{"gpus":8,"gpu":"A100-80G","cpus":1,"memory":"1GiB"}"#;
         let placement = format!(r#"{{"clusters":["{}"]}}"#, peer.name);
         // It ends by itself if nobody ends it.
@@ -250,15 +268,15 @@ async fn hold(fleet: &Fleet) -> anyhow::Result<Vec<String>> {
         ids.push(text(&job, "id")?.to_owned());
     }
     for id in &ids {
-        until_running(fleet, id).await?;
+        until_running(peers, id).await?;
     }
     Ok(ids)
 }
 
-async fn until_running(fleet: &Fleet, id: &str) -> anyhow::Result<()> {
+async fn until_running(peers: &[FleetPeer], id: &str) -> anyhow::Result<()> {
     let begun = Instant::now();
     loop {
-        let job: Value = fleet.peers[0].client.get(&format!("/v1/jobs/{id}")).await?;
+        let job: Value = peers[0].client.get(&format!("/v1/jobs/{id}")).await?;
         if job["state"] == "running" {
             return Ok(());
         }
@@ -335,32 +353,31 @@ async fn etcd_puts(etcd: &Etcd, connections: usize, span: Duration, load: &mut L
 }
 
 /// Jobs that run and do nothing, for as long as the bench may take.
-async fn run_idle(fleet: &Fleet, count: usize) -> anyhow::Result<Vec<String>> {
+async fn run_idle(peers: &[FleetPeer], count: usize) -> anyhow::Result<Vec<String>> {
     let mut ids = Vec::new();
     for n in 0..count {
         let resources = r#"{"gpus":0,"cpus":0.5,"memory":"64MiB"}"#;
         let spec = format!(r#"{{"name":"idle","run":"sleep 570","resources":{resources}}}"#);
-        let job = post(&fleet.peers[n % PEERS].client, "/v1/jobs", Some(&spec)).await?;
+        let job = post(&peers[n % PEERS].client, "/v1/jobs", Some(&spec)).await?;
         ids.push(text(&job, "id")?.to_owned());
     }
     for id in &ids {
-        until_running(fleet, id).await?;
+        until_running(peers, id).await?;
     }
     Ok(ids)
 }
 
-/// Connections that each ask one thing, wait for the answer, and ask the next: `request` gives path and body for the
-/// nth of a connection.
+/// Connections that each ask one thing, wait for the answer, and ask the next.
 async fn ask_on(
-    fleet: &Fleet,
+    peers: &[FleetPeer],
     connections: usize,
     span: Duration,
     load: &mut Load,
-    request: impl Fn(usize, usize) -> (String, Bytes) + Clone + Send + Sync,
+    request: impl Requests,
 ) -> anyhow::Result<()> {
     let mut open = Vec::new();
     for n in 0..connections {
-        let stream = tokio::net::UnixStream::connect(&fleet.peers[n % PEERS].socket).await?;
+        let stream = tokio::net::UnixStream::connect(&peers[n % PEERS].socket).await?;
         let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
         tokio::spawn(connection);
         open.push(sender);

@@ -104,6 +104,7 @@ fn record() -> JobRecord {
         array: None,
         after: vec![],
         preemptible: None,
+        reserve: None,
     };
     JobRecord::new(birth, spec, TraceId::default(), WallTime(1))
 }

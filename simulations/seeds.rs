@@ -14,7 +14,7 @@ use crate::world::{Bug, FAULTS, Fixed, Outcomes, RttMatrix, Scenario, World};
 
 pub const USAGE: &str =
     "simulate seeds [--count N | --seeds 1e6] [--seed S] [--peers P] [--jobs J] [--rtt FILE]
-               [--without FAULT,FAULT] [--bug NAME] [--limited] [--groups] [--threads T] [--trace] [--json]
+               [--without FAULT,FAULT] [--bug NAME] [--limited] [--groups] [--reserved] [--threads T] [--trace] [--json]
 simulate bugs  [--count N] [--seed S] [--bug NAME] [--threads T] [--json]
 simulate model [NAME] [--bug NAME|all] [--large] [--trace] [--json]";
 
@@ -45,6 +45,7 @@ fn read(args: &[String], count: u64) -> Result<Ask, String> {
             "--trace" => ask.fixed.trace = true,
             "--limited" => ask.fixed.limited = true,
             "--groups" => ask.fixed.groups = true,
+            "--reserved" => ask.fixed.reserved = true,
             "--count" | "--seeds" | "--seed" | "--peers" | "--jobs" | "--threads" | "--rtt" | "--without"
             | "--bug" => {
                 let text = args.next().ok_or(format!("{name} wants a value"))?;
@@ -130,6 +131,7 @@ impl Totals {
             ("executions", seen.executions as u64),
             ("jobs_with_groups", seen.grouped as u64),
             ("jobs_spread_over_clusters", seen.spread as u64),
+            ("reservations_kept", seen.reserved as u64),
             ("messages", seen.messages),
             ("messages_lost", seen.lost),
             ("messages_repeated", seen.repeated),

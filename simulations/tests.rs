@@ -90,6 +90,33 @@ fn groups_hold_under_every_fault() {
     );
 }
 
+/// Reservations: no cluster promises more than it has, nobody else runs on what is reserved past his notice, and in the end
+/// records and clusters agree.
+#[test]
+fn reservations_hold_under_every_fault() {
+    let (mut kept, mut inside, mut faults) = (0, 0, 0);
+    for seed in 600..=625 {
+        let outcome = run(seed, &Fixed { reserved: true, ..Fixed::default() });
+        holds(&outcome);
+        (kept, inside) = (kept + outcome.reserved, inside + outcome.inside);
+        faults += outcome.faults.values().sum::<u64>();
+    }
+    assert!(kept > 40 && inside > 20 && faults > 200, "{kept} {inside} {faults}");
+}
+
+/// The same runs, judged as if a cluster had fewer GPUs than it has.
+#[test]
+fn the_judge_sees_what_is_promised_and_used_beyond_what_there_is() {
+    let seen = |what: &str| {
+        (600..=612).any(|seed| {
+            let drawn = Scenario::draw(seed, &Fixed { reserved: true, ..Fixed::default() });
+            let outcome = World::new(Scenario { judged_less: 4, ..drawn }).run();
+            outcome.violations.iter().any(|v| v.starts_with(what))
+        })
+    };
+    assert!(seen("R1") && seen("R2"), "half of each cluster was not there, and nobody saw it");
+}
+
 #[test]
 fn the_judge_sees_a_limit_that_is_passed() {
     let told_wrong = |seed| {

@@ -5,6 +5,7 @@ mod datasets;
 mod node;
 mod open;
 mod quarantine;
+mod seeing;
 mod settings;
 mod tasks;
 
@@ -34,7 +35,7 @@ use crate::core::message::SPEAKS;
 use crate::core::{CoreConfig, Input, Now, Peer};
 use crate::model::config::BackendKind;
 use crate::model::gpu;
-use crate::model::report::{BuildReport, CapacityReport, Inventory, Liveness};
+use crate::model::report::{BuildReport, CapacityReport, Inventory, Item, Liveness};
 use crate::runtime::driver::{self, DriverParts};
 use crate::runtime::eventlog::EventLog;
 use crate::runtime::gossip::Facet;
@@ -46,6 +47,7 @@ use crate::runtime::tokens::{IssuerParts, TokenBook, TokenIssuer};
 use crate::surface::serve::{self, ApiListeners};
 use crate::transport::{Net, NetError};
 use datasets::measure;
+use seeing::Seeing;
 
 /// Why a peer did not start or did not go on. What is on disk is as it was last synced.
 #[derive(Debug, thiserror::Error)]
@@ -98,6 +100,7 @@ pub struct Running {
     cancel: CancellationToken,
     api_cancel: CancellationToken,
     failure: oneshot::Receiver<StoreError>,
+    seeing: Seeing,
 }
 
 /// Puts a store that is an older copy of itself aside, and begins a new one. The peer must have ended.
@@ -146,8 +149,9 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
     net.set_join_handler(Some(issuer.clone()));
 
     let kind = settings.backend.as_str();
-    let backend =
-        backend(&settings, &name, &identity.mesh().to_string()).map_err(|e| UpError::Backend(kind, e))?;
+    let datasets = measure(&settings.datasets).await;
+    let backend = backend(&settings, &name, &identity.mesh().to_string(), &datasets)
+        .map_err(|e| UpError::Backend(kind, e))?;
     let found = backend.discover().await.map_err(|e| UpError::Backend(kind, e))?;
     for note in &found.notes {
         tracing::info!("{note}");
@@ -212,7 +216,7 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
         terms: settings.terms.clone(),
     };
     let build = BuildReport { version: env!("CARGO_PKG_VERSION").into(), wire: SPEAKS };
-    let data = Inventory::of(measure(&settings.datasets).await);
+    let data = Inventory::of(datasets);
     let images = Inventory::of(settings.images.iter().cloned().chain(found.images));
     let facets =
         [Facet::Capacity(capacity.clone()), Facet::Build(build), Facet::Data(data), Facet::Images(images)];
@@ -247,18 +251,12 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
         started_at: clock::wall(),
         settings: settings.compared(),
     }));
-    tracker.spawn(tasks::peers(core.clone(), mesh.view(), cancel.clone()));
-    let watched = crate::surface::api::Watched::default();
+    let people = (settings.alerts.clone(), settings.state.clone());
+    let mut seeing = Seeing::new(node.clone(), log, people, tracker.clone());
     if !settings.unwatched {
-        tracker.spawn(tasks::journal(core.clone(), log, cancel.clone()));
-        tracker.spawn(crate::surface::web::watch(node.clone(), watched.memory.clone(), cancel.clone()));
-        tracker.spawn(crate::surface::measure::watch(node.clone(), watched.measures.clone(), cancel.clone()));
-        let setup = crate::surface::incidents::Setup {
-            rules: settings.alerts.clone(),
-            folder: Some(settings.state.clone()),
-        };
-        tracker.spawn(crate::surface::incidents::watch(node.clone(), watched.clone(), setup, cancel.clone()));
+        seeing.begin(&cancel);
     }
+    let watched = seeing.watched.clone();
     if let Some(to) = settings.otlp.clone() {
         let export = crate::surface::otlp::export(node.clone(), to, watched.exported.clone(), cancel.clone());
         tracker.spawn(export);
@@ -279,7 +277,19 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
     let (api_tasks, api_cancel) = (TaskTracker::new(), CancellationToken::new());
     let listeners = listeners(&settings, api_listener)?;
     api_tasks.spawn(serve_api(listeners, router, api_cancel.clone()));
-    Ok(Running { node, quic, api, settings, backend, tracker, api_tasks, cancel, api_cancel, failure })
+    Ok(Running {
+        node,
+        quic,
+        api,
+        settings,
+        backend,
+        tracker,
+        api_tasks,
+        cancel,
+        api_cancel,
+        failure,
+        seeing,
+    })
 }
 
 async fn serve_api(listeners: ApiListeners, router: axum::Router, cancel: CancellationToken) {
@@ -307,13 +317,18 @@ fn listeners(settings: &Settings, tcp: Option<TcpListener>) -> Result<ApiListene
     Ok(listeners)
 }
 
-fn backend(settings: &Settings, name: &PeerName, mesh: &str) -> anyhow::Result<Arc<dyn Backend>> {
+fn backend(
+    settings: &Settings,
+    name: &PeerName,
+    mesh: &str,
+    datasets: &[Item],
+) -> anyhow::Result<Arc<dyn Backend>> {
     let exe = match &settings.self_exe {
         Some(exe) => exe.clone(),
         None => std::env::current_exe()?,
     };
     match settings.backend {
-        BackendKind::Local => local(settings, name, exe),
+        BackendKind::Local => local(settings, name, exe, datasets),
         BackendKind::Slurm => slurm(settings, name, exe),
         BackendKind::Kubernetes => kubernetes(settings, name, mesh),
     }
@@ -324,7 +339,12 @@ fn places(settings: &Settings) -> std::collections::BTreeMap<String, PathBuf> {
     settings.datasets.iter().filter_map(|d| Some((d.name.clone(), d.path.clone()?))).collect()
 }
 
-fn local(settings: &Settings, name: &PeerName, exe: PathBuf) -> anyhow::Result<Arc<dyn Backend>> {
+fn local(
+    settings: &Settings,
+    name: &PeerName,
+    exe: PathBuf,
+    datasets: &[Item],
+) -> anyhow::Result<Arc<dyn Backend>> {
     let mut config = LocalConfig::new(settings.state.clone(), exe, name.clone());
     config.declared = settings.nodes.clone();
     config.logs = settings.logs;
@@ -333,6 +353,7 @@ fn local(settings: &Settings, name: &PeerName, exe: PathBuf) -> anyhow::Result<A
     config.attempts_kept = settings.attempts_kept;
     config.container_runtime.clone_from(&settings.container_runtime);
     config.datasets = places(settings);
+    config.dataset_bytes = datasets.iter().map(|item| (item.name.clone(), item.size)).collect();
     config.canonical_gpu = |name: &str, memory: Bytes| gpu::canonical_measured(name, memory).ok();
     Ok(Arc::new(LocalBackend::new(config)?))
 }
@@ -388,6 +409,11 @@ fn kubernetes(settings: &Settings, name: &PeerName, mesh: &str) -> anyhow::Resul
 }
 
 impl Running {
+    /// Begins, or ends, all that is watched, counted and written down for people: only to measure what it costs.
+    pub fn see(&mut self, on: bool) {
+        if on { self.seeing.begin(&self.cancel) } else { self.seeing.end() }
+    }
+
     /// Runs until `stop` resolves or the disk fails, then ends in bounded time: hands its attempts back
     /// where the settings say so, tells the others, and closes everything.
     pub async fn run(mut self, stop: impl Future<Output = ()>) -> Result<(), UpError> {

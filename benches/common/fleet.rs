@@ -61,7 +61,16 @@ pub struct FleetPeer {
     pub name: String,
     pub socket: PathBuf,
     pub client: Client,
-    process: Proc,
+    /// None where it runs in this process.
+    process: Option<Proc>,
+}
+
+impl FleetPeer {
+    /// A peer of this process that serves its API there.
+    pub fn inside(name: &str, socket: PathBuf) -> anyhow::Result<Self> {
+        let client = Client::new(Target::Unix(socket.clone()), None, None)?;
+        Ok(Self { name: name.into(), socket, client, process: None })
+    }
 }
 
 /// A mesh that agrees on its members.
@@ -76,7 +85,7 @@ pub struct Fleet {
 impl Drop for Fleet {
     fn drop(&mut self) {
         // All at once, then each is waited for.
-        self.peers.iter().for_each(|p| p.process.term());
+        self.peers.iter().filter_map(|p| p.process.as_ref()).for_each(Proc::term);
     }
 }
 
@@ -159,7 +168,7 @@ async fn start_peer(root: &Path, n: usize, config: &str, join: Option<String>) -
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    Ok(FleetPeer { name, socket, client, process })
+    Ok(FleetPeer { name, socket, client, process: Some(process) })
 }
 
 /// Clusters that this peer sees alive.

@@ -1,7 +1,6 @@
 //! Held submissions to a Slurm cluster of this machine: `sbatch --hold`, a process each as its users have it, and
 //! slurmrestd on connections that stay open. Held, so that taking a job is measured and not running it.
 
-use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -14,15 +13,14 @@ use serde_json::{Value, json};
 
 use crate::Load;
 use crate::common::Sample;
-use crate::common::fleet::Proc;
-use crate::sandbox::{Cluster, Munge, installed};
+use crate::sandbox::{Cluster, Munge, Restd, installed};
 
 /// One cluster of two nodes, and slurmrestd where it is installed.
 pub struct Held {
     pub cluster: Cluster,
     /// As it says it itself.
     pub version: String,
-    rest: Option<(Proc, PathBuf, &'static str)>,
+    rest: Option<Restd>,
     _munge: Munge,
     _dir: tempfile::TempDir,
 }
@@ -37,8 +35,7 @@ impl Held {
         let cluster = Cluster::start(dir.path(), &munge, "held", 2, "MaxJobCount=500000");
         let version = Command::new("slurmctld").arg("-V").output()?;
         let version = String::from_utf8_lossy(&version.stdout).trim().to_owned();
-        let rest =
-            Path::new("/usr/sbin/slurmrestd").exists().then(|| restd(&cluster, &version)).transpose()?;
+        let rest = Restd::start(&cluster, cluster.dir.join("rest.sock"));
         Ok(Self { cluster, version, rest, _munge: munge, _dir: dir })
     }
 
@@ -78,7 +75,7 @@ impl Held {
 
     /// Connections that each submit one held job, wait for the answer, and submit the next.
     pub async fn rest(&self, connections: usize, span: Duration, load: &mut Load) -> anyhow::Result<()> {
-        let (_, socket, api) = self.rest.as_ref().context("no slurmrestd")?;
+        let Restd { socket, api, .. } = self.rest.as_ref().context("no slurmrestd")?;
         let environment = if *api == "v0.0.38" { json!({ "PATH": "/bin" }) } else { json!(["PATH=/bin"]) };
         let job = json!({
             "script": "#!/bin/sh\ntrue\n",
@@ -124,25 +121,4 @@ impl Held {
         load.seconds += begun.elapsed().as_secs_f64();
         Ok(())
     }
-}
-
-fn restd(cluster: &Cluster, version: &str) -> anyhow::Result<(Proc, PathBuf, &'static str)> {
-    let socket = cluster.dir.join("rest.sock");
-    // Without slurmdbd its plugins must be named, and their names have changed.
-    let (plugin, api) =
-        if version.contains(" 22.") { ("openapi/v0.0.38", "v0.0.38") } else { ("slurmctld", "v0.0.40") };
-    let mut command = Command::new("slurmrestd");
-    command.arg("-f").arg(cluster.conf()).args(["-a", "rest_auth/local", "-s", plugin]);
-    command.arg(format!("unix:{}", socket.display()));
-    command.env("SLURM_CONF", cluster.conf()).env("SLURMRESTD_SECURITY", "disable_user_check");
-    let process = Proc::start(command, &cluster.dir.join("log/slurmrestd.out"))?;
-    let begun = Instant::now();
-    while !socket.exists() {
-        if begun.elapsed() > Duration::from_secs(20) {
-            let said = std::fs::read_to_string(cluster.dir.join("log/slurmrestd.out")).unwrap_or_default();
-            bail!("slurmrestd has no socket: {said}");
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    Ok((process, socket, api))
 }

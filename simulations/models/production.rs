@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 use starling::base::{BoundedVec, ContactId, Epoch, Home, PeerName, StoreId, TraceId, WallTime};
 use starling::core::acceptor::{Acceptor, Room};
 use starling::core::message::{AnswerBody, Ballot, Origin, RegisterBody, RegisterRequest};
-use starling::core::value::Value;
+use starling::core::value::{Encoded, Value};
 use starling::model::record::{Change, ContactChange, contact_id};
 use starling::model::spec_input::parse_spec;
 use starling::model::{
@@ -359,7 +359,7 @@ fn ballot_number(ballot: &Ballot) -> u8 {
 }
 
 /// The value under a ballot: a job's record whose version tells which.
-fn bytes_of(ballot: u8) -> Vec<u8> {
+fn bytes_of(ballot: u8) -> Encoded {
     let record = JobRecord { version: u64::from(ballot), ..new_job() };
     Value::job(record).encode().expect("small")
 }
@@ -386,7 +386,7 @@ fn request(ask: Ask, store: StoreId) -> RegisterRequest {
 
 fn handle(acceptor: &mut Acceptor, ask: Ask, store: StoreId) -> Said {
     let room = Room { disk_full: false, jobs_max: 10 };
-    let of = |accepted: Option<(Ballot, Vec<u8>)>| accepted.map_or(0, |(b, _)| ballot_number(&b));
+    let of = |accepted: Option<(Ballot, Encoded)>| accepted.map_or(0, |(b, _)| ballot_number(&b));
     match acceptor.handle((&name("h1"), STORE), &name("h2"), &request(ask, store), room).answer {
         AnswerBody::Promise { accepted, .. } => Said::Promise(of(accepted)),
         AnswerBody::Accepted { .. } => Said::Accepted,

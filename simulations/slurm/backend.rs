@@ -1,7 +1,6 @@
 //! The Slurm backend by itself, on a real cluster: the conformance suite, gangs, and both ways to ask the peer.
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -14,7 +13,8 @@ use starling::core::api::{AttemptKey, StopReason};
 use starling::model::{JobSpec, Outcome};
 
 use super::ground::Ground;
-use super::harness::{STARLING, until};
+use super::harness::STARLING;
+use super::sandbox::Restd;
 
 /// A peer's backend on a cluster.
 pub struct Desk {
@@ -82,49 +82,12 @@ pub fn it_runs_programs(ground: &mut Ground) {
     });
 }
 
-/// slurmrestd of this cluster on a unix socket.
-pub struct Restd {
-    child: Child,
-    socket: PathBuf,
-}
-
-impl Restd {
-    /// None where it is not installed.
-    pub fn start(conf: &Path, folder: &Path) -> Option<Self> {
-        if !Path::new("/usr/sbin/slurmrestd").exists() {
-            println!("not tried: slurmrestd is not installed");
-            return None;
-        }
-        let socket = folder.join("rest.sock");
-        let _ = std::fs::remove_file(&socket);
-        let mut command = Command::new("slurmrestd");
-        command.args(["-f", &conf.display().to_string(), "-a", "rest_auth/local"]);
-        // Without slurmdbd its plugins must be named, and their names have changed.
-        let version = Command::new("slurmrestd").arg("-V").output().expect("slurmrestd");
-        let old = String::from_utf8_lossy(&version.stdout).contains(" 22.");
-        command.args(["-s", if old { "openapi/v0.0.38" } else { "slurmctld" }]);
-        command.arg(format!("unix:{}", socket.display()));
-        command.env("SLURM_CONF", conf).env("SLURMRESTD_SECURITY", "disable_user_check");
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let restd = Self { child: command.spawn().expect("slurmrestd starts"), socket };
-        until("its socket is there", || if restd.socket.exists() { Ok(()) } else { Err("no socket".into()) });
-        Some(restd)
-    }
-    pub fn address(&self) -> String {
-        format!("unix:{}", self.socket.display())
-    }
-}
-
-impl Drop for Restd {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 pub fn through_slurmrestd_too(ground: &mut Ground) {
     let (conf, folder) = (ground.a.conf(), ground.folder("rest"));
-    let Some(restd) = Restd::start(&conf, &folder) else { return };
+    let Some(restd) = Restd::start(&ground.a, folder.join("rest.sock")) else {
+        println!("not tried: slurmrestd is not installed");
+        return;
+    };
     let rest = restd.address();
     block_on(async {
         let change = |c: &mut SlurmConfig| {

@@ -169,6 +169,53 @@ impl Cluster {
     }
 }
 
+/// slurmrestd of a cluster on a unix socket.
+pub struct Restd {
+    pub socket: PathBuf,
+    /// The version of its API that this Slurm speaks.
+    #[allow(dead_code, reason = "the benches ask with it")]
+    pub api: &'static str,
+    child: Child,
+}
+
+impl Restd {
+    /// None where it is not installed.
+    pub fn start(cluster: &Cluster, socket: PathBuf) -> Option<Self> {
+        if !Path::new("/usr/sbin/slurmrestd").exists() {
+            return None;
+        }
+        // One of before that was killed left it.
+        let _ = fs::remove_file(&socket);
+        let version = Command::new("slurmrestd").arg("-V").output().expect("slurmrestd");
+        // Without slurmdbd its plugins must be named, and their names have changed.
+        let old = String::from_utf8_lossy(&version.stdout).contains(" 22.");
+        let (plugin, api) = if old { ("openapi/v0.0.38", "v0.0.38") } else { ("slurmctld", "v0.0.40") };
+        let mut command = Command::new("slurmrestd");
+        command.arg("-f").arg(cluster.conf()).args(["-a", "rest_auth/local", "-s", plugin]);
+        command.arg(format!("unix:{}", socket.display()));
+        command.env("SLURM_CONF", cluster.conf()).env("SLURMRESTD_SECURITY", "disable_user_check");
+        let log = cluster.dir.join("log/slurmrestd.out");
+        let restd = Self { child: quiet(&mut command, &log), socket, api };
+        until("slurmrestd has its socket", || {
+            let said = || fs::read_to_string(&log).unwrap_or_default();
+            if restd.socket.exists() { Ok(()) } else { Err(said()) }
+        });
+        Some(restd)
+    }
+
+    /// As a peer's configuration has it.
+    pub fn address(&self) -> String {
+        format!("unix:{}", self.socket.display())
+    }
+}
+
+impl Drop for Restd {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 impl Drop for Cluster {
     fn drop(&mut self) {
         // What runs ends first, so that nothing is left of it.

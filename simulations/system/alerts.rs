@@ -191,6 +191,22 @@ fn a_support_bundle_has_no_secrets() {
     let broken =
         submit(a, "name: broken\nresources: {gpus: 1}\nrun: [/nowhere/x, --password=PLANTED-flag]\n");
     ended(a, &broken);
+    // An address that opens what it names: its record keeps it, since the next attempt needs it; events and spans do not.
+    let signed = submit(a, "name: signed\nresources: {gpus: 1}\nrun: [sleep, \"600\"]\n");
+    in_state(a, &signed, &["running"]);
+    let uri =
+        "https://PLANTED-user:PLANTED-word@store/c?sig=PLANTED-sas&X-Amz-Signature=PLANTED-aws&versionId=v7";
+    let body = serde_json::json!({ "epoch": 1, "uri": uri }).to_string();
+    let path = format!("/v1/jobs/{signed}/checkpoint");
+    ask(a, axum::http::Method::POST, &path, Some(body.as_bytes()), &[]).expect("published");
+    assert_eq!(get(a, &format!("/v1/jobs/{signed}")).expect("a job")["checkpoint"]["uri"], uri);
+    let past = until("the event is written down", || {
+        let past = cli(a, &["--json", "events", "--past", "--job", &signed]).ok().out;
+        if past.contains("job.checkpoint") { Ok(past) } else { Err(past) }
+    });
+    assert!(past.contains("versionId=v7") && !past.contains("PLANTED"), "{past}");
+    let trace = get(a, &format!("/v1/jobs/{signed}/trace")).expect("a trace").to_string();
+    assert!(trace.contains("versionId=v7") && !trace.contains("PLANTED"), "{trace}");
     let out = mesh.folder.path().join("bundle.tar.zst");
     let said = cli(a, &["--json", "support-bundle", "--out", out.to_str().expect("a path")]).ok().json();
     assert_eq!(said["failed"], Value::Array(Vec::new()), "{said:#}");
@@ -207,6 +223,7 @@ fn a_support_bundle_has_no_secrets() {
         id.as_str(),
         "hooks.invalid",
         "attempt.started",
+        "job.checkpoint",
     ] {
         assert!(text.contains(wanted), "{wanted} is missing");
     }

@@ -4,6 +4,7 @@
 
 mod alerts;
 mod bad_input;
+mod bring;
 mod faults;
 mod groups;
 mod harness;
@@ -13,8 +14,10 @@ mod mesh;
 mod one_peer;
 mod preempt;
 mod relay;
+mod reserve;
 mod scraped;
 mod seeing;
+mod staging;
 mod strangers;
 mod three_peers;
 mod trace;

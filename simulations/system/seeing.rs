@@ -190,6 +190,31 @@ fn events_and_audit_are_read_through_any_peer_and_a_changed_byte_is_found() {
 }
 
 #[test]
+fn a_clock_made_for_tests_is_said_at_the_start_and_by_the_doctor() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (state, log, clock) =
+        (folder.path().join("alpha"), folder.path().join("log"), folder.path().join("clock"));
+    fs::write(&clock, "0 0 0 0\n").expect("a clock that runs as the machine's does");
+    let mut up = command();
+    up.args(["up", "--name", "alpha", "--state"]).arg(&state).env("STARLING_TEST_CLOCK", &clock);
+    up.stdout(std::process::Stdio::null()).stderr(fs::File::create(&log).expect("a log"));
+    let mut child = up.spawn().expect("the binary starts");
+    let seen = std::panic::catch_unwind(|| {
+        until("it answers", || get(&state, "/v1/peer"));
+        let words = fs::read_to_string(&log).expect("its words");
+        assert!(words.contains("warning: STARLING_TEST_CLOCK is set"), "{words}");
+        let out = cli(&state, &["doctor"]);
+        assert!(out.out.contains("made for tests, not the machine's own: alpha"), "{out:?}");
+        assert_eq!(cli(&state, &["--json", "doctor"]).code, out.code);
+    });
+    child.kill().expect("killed");
+    child.wait().expect("gone");
+    if let Err(why) = seen {
+        std::panic::resume_unwind(why);
+    }
+}
+
+#[test]
 fn the_doctor_says_what_is_wrong() {
     let mut mesh = Mesh::three();
     let well = until("all is well", || {

@@ -282,6 +282,7 @@ impl Sim<'_> {
         }
         let at = self.now + wrote + START;
         self.times.started[n] = Some(at);
+        self.times.site[n] = i;
         let event = BackendEvent::Started { key, at: WallTime(at.0 / 1000) };
         self.agenda.put(at, Event::Backend(i, Box::new(event)));
         self.agenda.put(at + self.trace.jobs[n].runs, Event::Ends(i, key, n));

@@ -27,7 +27,7 @@ pub const USAGE: &str =
     "simulate trace [--jobs FILE --nodes FILE] [--months 10,11|all] [--rtt FILE] [--load 0.9] [--scale nodes|arrivals]
                [--clusters N]
                [--limit N] [--limits none|classes] [--only NAME,NAME] [--seed S] [--seeds N] [--replicas 1|3|5] [--claims N]
-               [--svg FILE] [--trace] [--json]";
+               [--svg FILE] [--waits FILE] [--trace] [--json]";
 
 /// Messages between clusters take as long as between regions of a table of round trips.
 pub struct Net {
@@ -61,6 +61,7 @@ struct Ask {
     replicas: usize,
     claims: usize,
     svg: Option<PathBuf>,
+    waits: Option<PathBuf>,
     trace: bool,
     json: bool,
     limits: load::Limits,
@@ -82,6 +83,7 @@ fn read(args: &[String]) -> Result<Ask, String> {
         replicas: 3,
         claims: 3,
         svg: None,
+        waits: None,
         trace: false,
         json: false,
         limits: load::Limits::None,
@@ -102,6 +104,7 @@ fn read(args: &[String]) -> Result<Ask, String> {
             "--jobs" => ask.jobs = Some(text.into()),
             "--nodes" => ask.nodes = Some(text.into()),
             "--rtt" => ask.rtt = Some(text.into()),
+            "--waits" => ask.waits = Some(text.into()),
             "--svg" => ask.svg = Some(text.into()),
             "--months" if text == "all" => ask.months.clear(),
             "--months" => {
@@ -171,8 +174,18 @@ fn trace_for(ask: &Ask, seed: u64) -> Result<Trace, String> {
 }
 
 /// One scheduler over one trace.
-#[allow(clippy::disallowed_methods, reason = "events a second are shown to people")]
 pub fn one(trace: &Trace, net: &Net, who: Option<Rival>, setting: mesh::Setting) -> Result<Row, String> {
+    let (name, times) = timed(trace, net, who, setting)?;
+    Row::new(name, trace, &times)
+}
+
+#[allow(clippy::disallowed_methods, reason = "events a second are shown to people")]
+fn timed(
+    trace: &Trace,
+    net: &Net,
+    who: Option<Rival>,
+    setting: mesh::Setting,
+) -> Result<(&'static str, result::Times), String> {
     let begun = std::time::SystemTime::now();
     let (name, mut times) = match who {
         Some(rival) => (rival.name(), rivals::run(trace, net, rival, setting.seed)),
@@ -188,7 +201,7 @@ pub fn one(trace: &Trace, net: &Net, who: Option<Rival>, setting: mesh::Setting)
         }
     };
     times.wall = begun.elapsed().map_or(0.0, |d| d.as_secs_f64());
-    Row::new(name, trace, &times)
+    Ok((name, times))
 }
 
 /// `simulate trace`.
@@ -206,6 +219,18 @@ pub fn command(args: &[String]) -> Result<ExitCode, String> {
     let who: Vec<Option<Rival>> = rivals.chain(chosen("starling").then_some(None)).collect();
     let mut per: Vec<Vec<Row>> = vec![Vec::new(); who.len()];
     let mut last = None;
+    let mut waits = match &ask.waits {
+        None => None,
+        Some(path) => {
+            let file = std::fs::File::create(path).map_err(|e| format!("{}: {e}", path.display()))?;
+            Some(std::io::BufWriter::new(file))
+        }
+    };
+    if let Some(out) = &mut waits {
+        use std::io::Write;
+        writeln!(out, "scheduler,job,gpus,at_s,runs_s,wait_s,home,site")
+            .map_err(|e| format!("--waits: {e}"))?;
+    }
     for seed in ask.seed..ask.seed + ask.seeds {
         let trace = trace_for(&ask, seed)?;
         let n = trace.sites.len();
@@ -216,7 +241,11 @@ pub fn command(args: &[String]) -> Result<ExitCode, String> {
             eprintln!("{}", about(&trace, ask.load));
         }
         for (rows, who) in per.iter_mut().zip(&who) {
-            let row = one(&trace, &net, *who, setting)?;
+            let (name, times) = timed(&trace, &net, *who, setting)?;
+            if let Some(out) = &mut waits {
+                times.lines(name, &trace, out).map_err(|e| format!("--waits: {e}"))?;
+            }
+            let row = Row::new(name, &trace, &times)?;
             eprintln!("  {:<9} {:.1} s, {} events", row.scheduler, row.wall, row.events);
             rows.push(row);
         }

@@ -10,6 +10,8 @@ use super::load::Trace;
 pub struct Times {
     pub started: Vec<Option<Instant>>,
     pub ended: Vec<Option<Instant>>,
+    /// Which cluster, where there is more than one.
+    pub site: Vec<usize>,
     pub events: u64,
     pub messages: u64,
     /// Seconds of real time.
@@ -18,7 +20,36 @@ pub struct Times {
 
 impl Times {
     pub fn new(jobs: usize) -> Self {
-        Self { started: vec![None; jobs], ended: vec![None; jobs], events: 0, messages: 0, wall: 0.0 }
+        Self {
+            started: vec![None; jobs],
+            ended: vec![None; jobs],
+            site: vec![0; jobs],
+            events: 0,
+            messages: 0,
+            wall: 0.0,
+        }
+    }
+}
+
+impl Times {
+    /// One line per job: for a look at who waits, and where.
+    pub fn lines(
+        &self,
+        scheduler: &str,
+        trace: &Trace,
+        out: &mut impl std::io::Write,
+    ) -> std::io::Result<()> {
+        for (n, job) in trace.jobs.iter().enumerate() {
+            let (Some(started), Some(_)) = (self.started[n], self.ended[n]) else { continue };
+            let (at, wait) = (job.at.since(Instant(0)).as_secs_f64(), started.since(job.at).as_secs_f64());
+            let (gpus, runs) = (job.gpus_total(), job.runs.as_secs_f64());
+            writeln!(
+                out,
+                "{scheduler},{n},{gpus},{at:.3},{runs:.3},{wait:.3},{},{}",
+                job.home, self.site[n]
+            )?;
+        }
+        Ok(())
     }
 }
 

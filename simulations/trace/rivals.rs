@@ -214,7 +214,7 @@ impl Sim<'_> {
                 queued: sched.waiting_count() as u32,
                 queued_gpus: waiting,
                 running: sched.running().len() as u32,
-                waits: sched.waits(),
+                waits: sched.waits(self.now),
                 ..QueueReport::default()
             };
             sched.books().report(&mut queue);
@@ -245,6 +245,7 @@ impl Sim<'_> {
     fn starts(&mut self, job: usize, site: usize) {
         self.places[site].begins(&job, self.now);
         self.times.started[job] = Some(self.now);
+        self.times.site[job] = site;
         let ends = self.now + self.trace.jobs[job].runs;
         self.agenda.put(ends, Event::Ends { job, site });
     }
@@ -262,6 +263,7 @@ impl Sim<'_> {
             max_runtime: wanted.limit,
             preemptible: false,
             token: false,
+            lean: false,
             since: wanted.at.0 as i64,
         };
         self.places[site].join(job, request, self.now);

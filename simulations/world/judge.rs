@@ -26,6 +26,9 @@ pub struct Outcomes {
     /// Jobs with groups that ran, and those of which groups ran in several clusters.
     pub grouped: usize,
     pub spread: usize,
+    /// Reservations that some cluster kept, and how often a look at one found an attempt of its tenant inside.
+    pub reserved: usize,
+    pub inside: usize,
     /// Faults injected, by kind; lost and repeated messages are counted apart.
     pub faults: BTreeMap<&'static str, u64>,
     pub messages: u64,
@@ -167,7 +170,8 @@ impl World {
     }
 
     fn all_final(&self) -> bool {
-        self.machines.iter().all(|m| m.attempts.is_empty())
+        self.reservations_over()
+            && self.machines.iter().all(|m| m.attempts.is_empty())
             && self.users.jobs.iter().filter(|j| j.answered).all(|j| j.id.is_some_and(|id| self.is_over(&id)))
     }
 
@@ -180,6 +184,7 @@ impl World {
     /// over.
     pub(super) fn look_over(&mut self) -> bool {
         let since = self.t.since(self.healed_at);
+        self.check_kept();
         match self.reading_since {
             None if self.all_final() && !self.submits_wait() => {
                 // As far as the homes' last accepted values show; only reads through the register count.
@@ -217,6 +222,8 @@ impl World {
             simulated: self.t.since(starling::base::Instant(0)),
             settled: self.settled,
             settle_bound: self.scenario.settle_bound(),
+            reserved: self.reserved.kept.len(),
+            inside: self.reserved.inside,
             ..Outcomes::default()
         };
         (0..self.machines.len()).for_each(|i| self.count_violations(i));

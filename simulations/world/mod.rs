@@ -12,6 +12,7 @@ mod judge;
 mod machine;
 mod nemesis;
 mod network;
+mod reserved;
 mod scenario;
 mod shapes;
 mod users;
@@ -128,6 +129,7 @@ pub struct World {
     index: BTreeMap<PeerName, usize>,
     net: Network,
     users: Users,
+    reserved: reserved::Reservations,
     ledger: Vec<Execution>,
     violations: Vec<String>,
     faults: BTreeMap<&'static str, u64>,
@@ -191,6 +193,7 @@ impl World {
             index,
             net,
             users: Users::default(),
+            reserved: reserved::Reservations::default(),
             ledger: Vec::new(),
             violations: Vec::new(),
             faults: BTreeMap::new(),
@@ -224,6 +227,7 @@ impl World {
             self.at(first, Event::View(i));
         }
         self.employ_users();
+        self.employ_reservers();
         self.unleash();
         self.at(self.scenario.chaos_for, Event::HealAll);
         let mut budget = EVENTS_PER_SECOND * (self.machines.len() as u64 + self.scenario.jobs as u64);
@@ -285,7 +289,10 @@ impl World {
                     self.synced(i);
                 }
             }
-            Event::View(i) => self.gossip(i),
+            Event::View(i) => {
+                self.check_reserved(i);
+                self.gossip(i);
+            }
             Event::Backend(i, event) => self.input(i, Input::Backend(*event)),
             Event::WorkDone(i, key) => self.work_done(i, key),
             Event::GuardLooks(i, key) => self.guard_looks(i, key),

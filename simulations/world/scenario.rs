@@ -39,6 +39,10 @@ pub struct Scenario {
     pub limit_told_wrong: u32,
     /// Most jobs have groups, which start together, in as many clusters as they take.
     pub groups: bool,
+    /// GPUs are reserved for tenants, two at a time for the same ones.
+    pub reserved: bool,
+    /// The judge takes so many GPUs of each cluster for missing: it must see that more is promised and used.
+    pub judged_less: u32,
     /// Round trips between regions; generated where none is given.
     pub rtt: Option<Arc<RttMatrix>>,
     /// Print what happens.
@@ -297,6 +301,8 @@ pub struct Fixed {
     pub limited: bool,
     /// Most jobs have groups.
     pub groups: bool,
+    /// GPUs are reserved.
+    pub reserved: bool,
     pub rtt: Option<Arc<RttMatrix>>,
     pub without: Vec<String>,
     pub trace: bool,
@@ -350,6 +356,8 @@ impl Scenario {
             limit: fixed.limited.then_some(8 + (seed % 9) as u32),
             limit_told_wrong: 0,
             groups: fixed.groups,
+            reserved: fixed.reserved,
+            judged_less: 0,
             rtt: fixed.rtt.clone(),
             trace: fixed.trace,
         };
@@ -425,6 +433,8 @@ impl Scenario {
             + self.work_max.scale(rounds, 1)
             + turn.scale(turns, 1)
             + (self.work_max + Span::secs(60)).scale(gathered, 1)
+            // The last one begins half a minute after it was asked for, and lasts 100 s; what waited for its end runs then.
+            + if self.reserved { Span::secs(260) + self.work_max.scale(self.jobs as u64, 1) } else { Span::ZERO }
     }
 }
 

@@ -63,6 +63,7 @@ pub fn spec(name: &str, gpus: u32, grace: Option<Span>) -> JobSpec {
         array: None,
         after: vec![],
         preemptible: None,
+        reserve: None,
     }
 }
 

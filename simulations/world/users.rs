@@ -24,6 +24,9 @@ pub enum Act {
     Move(usize),
     /// The judge reads it after the world has healed.
     LastRead(usize),
+    /// The nth reservation is asked for, or ended.
+    Reserve(usize),
+    Unreserve(usize),
     /// An operator limits the tenant, until that is answered.
     Limit,
     /// An operator looks for attempts without a grace that have stopped for good, and says so.
@@ -100,7 +103,7 @@ impl World {
         }
     }
 
-    fn any_peer(&mut self) -> Option<usize> {
+    pub(super) fn any_peer(&mut self) -> Option<usize> {
         let first = self.rng.below(self.machines.len() as u64) as usize;
         let n = self.machines.len();
         (0..n).map(|k| (first + k) % n).find(|&i| self.runs(i))
@@ -109,6 +112,8 @@ impl World {
     pub(super) fn user(&mut self, act: Act) {
         match act {
             Act::Submit(n) => self.submit(n),
+            Act::Reserve(n) => self.reserve(n),
+            Act::Unreserve(n) => self.unreserve(n),
             Act::Limit => self.limit(),
             Act::Operate => self.operate(),
             Act::Read(n) | Act::LastRead(n) => {
@@ -224,6 +229,7 @@ impl World {
             };
             *spec = shapes::with_groups(*spec, sizes[shape.below(4) as usize]);
         }
+        self.reserving_shape(&mut spec, &mut shape);
         if key.is_some() {
             self.users.jobs[n].keeper = Some((i, self.machines[i].store));
             self.users.jobs[n].key = key.clone();
@@ -280,6 +286,9 @@ impl World {
         if self.users.limit_asked == Some(token) {
             self.users.limit_set |= matches!(response, ClientResponse::Tenant(_));
             return self.note(|_| format!("limit: {}", short(&response)));
+        }
+        if self.answered_reserver(token, &response) {
+            return;
         }
         let Some(Asked { job: n, op, last, peer }) = self.users.waiting.remove(&token) else { return };
         let gone = self.scenario.retain.is_some()

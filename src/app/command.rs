@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::{OnShutdown, OpenError, Settings, UpError, Wish};
+use crate::backends::local::clock;
 use crate::model::config::{Config, ShutdownJobs};
 use crate::model::topology::Topology;
 use crate::runtime::store::StoreError;
@@ -82,6 +83,12 @@ async fn once(
     settings: &Settings,
     stop: impl AsyncFnOnce(crate::runtime::driver::CoreHandle),
 ) -> Result<(), UpError> {
+    if clock::is_test() {
+        eprintln!(
+            "starling: warning: {} is set: this peer goes by a clock that is made for tests; with it a job may run twice",
+            clock::TEST_CLOCK
+        );
+    }
     let socket = settings.socket();
     let running = super::up(settings.clone()).await?;
     let about = crate::runtime::PeerHandle::about(&*running.node);

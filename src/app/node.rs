@@ -59,11 +59,13 @@ pub(super) struct NodeParts {
 pub struct Node {
     parts: NodeParts,
     draining: std::sync::atomic::AtomicBool,
+    /// Events and audit entries are written down.
+    seen: std::sync::atomic::AtomicBool,
 }
 
 impl Node {
     pub(super) fn new(parts: NodeParts) -> Self {
-        Self { parts, draining: std::sync::atomic::AtomicBool::new(false) }
+        Self { parts, draining: Default::default(), seen: Default::default() }
     }
 
     /// The core's inputs.
@@ -78,6 +80,10 @@ impl Node {
     /// The transport.
     pub fn net(&self) -> &Net {
         &self.parts.net
+    }
+
+    pub(super) fn set_seen(&self, seen: bool) {
+        self.seen.store(seen, std::sync::atomic::Ordering::Relaxed);
     }
 
     pub(super) fn say_goodbye(&self) {
@@ -221,7 +227,8 @@ impl PeerHandle for Node {
     }
 
     fn log(&self) -> Option<EventLog> {
-        Some(self.parts.log.clone())
+        let seen = self.seen.load(std::sync::atomic::Ordering::Relaxed);
+        seen.then(|| self.parts.log.clone())
     }
 
     fn metrics(&self) -> String {

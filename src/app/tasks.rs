@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use axum::Router;
 use futures::StreamExt;
 use tokio::io::AsyncWriteExt;
-use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -23,7 +23,7 @@ use crate::runtime::handle::ProxyRequest;
 use crate::runtime::mesh::Mesh;
 use crate::runtime::store::Store;
 use crate::surface::api::serve_proxy;
-use crate::transport::{Incoming, Net, SendStream, codec};
+use crate::transport::{Arrivals, Incoming, Net, SendStream, codec};
 
 /// The core's way out: the transport and gossip.
 pub struct MeshOutlet {
@@ -128,24 +128,38 @@ pub async fn views(core: CoreHandle, mut view: watch::Receiver<Arc<View>>, cance
     }
 }
 
-/// Writes the core's events down.
+/// Writes the core's events down. A commit shall not have to wake this task: those of a moment are taken together.
 pub async fn journal(core: CoreHandle, log: EventLog, cancel: CancellationToken) {
     let mut events = core.journal();
     loop {
-        let event = tokio::select! { biased;
-            () = cancel.cancelled() => return,
-            event = events.recv() => event,
+        let first = tokio::select! { biased;
+            () = cancel.cancelled() => None,
+            event = events.recv() => Some(event),
         };
         let at = super::now().wall;
-        match event {
-            Ok(event) => log.event(event, at),
-            Err(RecvError::Lagged(missed)) => {
-                log.event(Event::new("log.gap", None, format!("{missed} events came too fast")), at);
-            }
-            Err(RecvError::Closed) => return,
+        let gap = |n| Event::new("log.gap", None, format!("{n} events came too fast"));
+        match first {
+            Some(Ok(event)) => log.event(event, at),
+            Some(Err(RecvError::Lagged(missed))) => log.event(gap(missed), at),
+            Some(Err(RecvError::Closed)) => return,
+            None => {}
         }
+        loop {
+            match events.try_recv() {
+                Ok(event) => log.event(event, at),
+                Err(TryRecvError::Lagged(missed)) => log.event(gap(missed), at),
+                Err(TryRecvError::Empty | TryRecvError::Closed) => break,
+            }
+        }
+        if cancel.is_cancelled() {
+            return;
+        }
+        tokio::time::sleep(GATHER).await;
     }
 }
+
+/// How long events may wait to be written down.
+const GATHER: std::time::Duration = std::time::Duration::from_millis(5);
 
 /// Tells when another peer is no longer heard, or heard again, or drains: as seen from here.
 pub async fn peers(core: CoreHandle, mut view: watch::Receiver<Arc<View>>, cancel: CancellationToken) {
@@ -188,7 +202,7 @@ pub async fn incoming(
     core: CoreHandle,
     mesh: Mesh,
     router: Router,
-    mut incoming: mpsc::Receiver<Incoming>,
+    mut incoming: Arrivals,
     cancel: CancellationToken,
 ) {
     let requests = TaskTracker::new();

@@ -58,6 +58,7 @@ pub fn spec(run: Run) -> JobSpec {
         array: None,
         after: vec![],
         preemptible: None,
+        reserve: None,
     }
 }
 
@@ -105,7 +106,7 @@ impl Ear {
             match ear.next().await {
                 BackendEvent::Adopted { running } => return (ear, running),
                 // What there is may be said at any time.
-                BackendEvent::Cluster(_) => {}
+                BackendEvent::Cluster(_) | BackendEvent::Staging { .. } => {}
                 other => panic!("the first event is {other:?}, not Adopted"),
             }
         }
@@ -138,7 +139,8 @@ impl Ear {
     async fn of(&mut self, key: AttemptKey) -> BackendEvent {
         let about = |event: &BackendEvent| match event {
             BackendEvent::Started { key, .. } | BackendEvent::Ended { key, .. } => Some(*key),
-            BackendEvent::Adopted { .. } | BackendEvent::Cluster(_) => None,
+            // Told while it is brought, as often as the backend likes.
+            BackendEvent::Staging { .. } | BackendEvent::Adopted { .. } | BackendEvent::Cluster(_) => None,
         };
         if let Some(at) = self.held.iter().position(|e| about(e) == Some(key)) {
             return self.held.remove(at).expect("found there");

@@ -3,6 +3,7 @@
 pub mod bounded;
 pub mod ids;
 pub mod rng;
+pub mod secrets;
 pub mod time;
 pub mod units;
 

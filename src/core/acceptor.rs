@@ -14,7 +14,7 @@ use super::api::{Table, Write};
 use super::message::{AnswerBody, Ballot, Origin, RecordKey, RegisterBody, RegisterRequest};
 use super::rows::{FLOOR_TAG, TOMBSTONE_TAG, decode_row, encode_row, key_bytes, tombstone_key};
 use super::scan::ByTime;
-pub use super::value::{Value, ValueError};
+pub use super::value::{Encoded, Value, ValueError};
 use crate::base::{Home, JobId, LedgerId, PeerName, StoreId};
 use crate::model::JobRecord;
 use crate::model::record::contact_id;
@@ -32,7 +32,7 @@ pub struct Slot {
     /// Nothing below is accepted or promised any more.
     pub promised: Ballot,
     /// The newest accepted ballot and value.
-    pub accepted: Option<(Ballot, Vec<u8>)>,
+    pub accepted: Option<(Ballot, Encoded)>,
     /// The accepted value, read.
     pub value: Option<Value>,
 }
@@ -299,6 +299,19 @@ impl Acceptor {
         request: &RegisterRequest,
         room: Room,
     ) -> Handled {
+        self.handle_read(me, from, request, None, room)
+    }
+
+    /// The same with the value that the request asks to accept, where it need not be read from its bytes: that of this
+    /// peer's own proposal.
+    pub fn handle_read(
+        &mut self,
+        me: (&PeerName, StoreId),
+        from: &PeerName,
+        request: &RegisterRequest,
+        own: Option<Value>,
+        room: Room,
+    ) -> Handled {
         let store = me.1;
         let plain = |answer| Handled { answer, writes: Vec::new(), accepted: false };
         if request.store != store {
@@ -312,7 +325,12 @@ impl Acceptor {
         }
         let mut decoded = None;
         if let RegisterBody::Accept { value, .. } = &request.body {
-            match Value::decode(&request.key, value) {
+            let birth = match self.slots.get(&request.key).map(|slot| &slot.origin) {
+                Some(Origin::Job(birth)) => Some(birth),
+                _ => None,
+            };
+            debug_assert!(own.is_none() || own == Value::decode(&request.key, value).ok());
+            match own.map_or_else(|| Value::decode_born(&request.key, birth, value), Ok) {
                 Ok(read) if read.generation() == request.generation => decoded = Some(read),
                 Ok(_) => {
                     return plain(AnswerBody::Refused { why: "the value is of another generation".into() });
@@ -374,7 +392,7 @@ impl Acceptor {
         &mut self,
         key: &RecordKey,
         ballot: &Ballot,
-        bytes: &[u8],
+        bytes: &Encoded,
         read: Value,
         next: Option<&Ballot>,
     ) -> Handled {
@@ -390,7 +408,7 @@ impl Acceptor {
             return plain(AnswerBody::Higher { promised: slot.promised.clone() });
         }
         let (_, live_before) = weight(Some(slot));
-        slot.accepted = Some((ballot.clone(), bytes.to_vec()));
+        slot.accepted = Some((ballot.clone(), bytes.clone()));
         self.by_time.replace(slot.value.as_ref(), Some(&read));
         slot.value = Some(read);
         let promise =

@@ -10,11 +10,14 @@ pub use super::client_api::{
     WhyReport,
 };
 use super::message::Message;
-use crate::base::{Bytes, ContactId, Epoch, Instant, JobId, MilliCpu, PeerName, Span, StoreId, WallTime};
+use crate::base::{
+    Bytes, ContactId, Epoch, Instant, JobId, MilliCpu, PeerName, Span, StoreId, WallTime, secrets,
+};
 use crate::model::Outcome;
 use crate::model::policy::Policies;
 use crate::model::report::{ContactReport, NodeCapacity, QueueReport, View};
 use crate::model::spec::JobSpec;
+use crate::model::staging::Staging;
 use crate::model::trace::SpanNote;
 
 /// The time of one step.
@@ -294,8 +297,8 @@ pub struct Event {
 }
 
 impl Event {
-    /// One that is about no job that is known here.
-    pub fn new(kind: &str, job: Option<JobId>, text: impl Into<String>) -> Self {
+    /// One that is about no job that is known here. Events go to many places: what opens a door is taken out of the text.
+    pub fn new(kind: &str, job: Option<JobId>, text: impl AsRef<str>) -> Self {
         Self {
             kind: kind.into(),
             job,
@@ -303,7 +306,7 @@ impl Event {
             trace: None,
             took: None,
             spans: Vec::new(),
-            text: text.into(),
+            text: secrets::scrub(text.as_ref(), &[]),
         }
     }
 }
@@ -405,6 +408,13 @@ pub enum BackendEvent {
         key: AttemptKey,
         /// Since when.
         at: WallTime,
+    },
+    /// How far what it needs has come, before it starts. At most about one a second of an attempt.
+    Staging {
+        /// Which.
+        key: AttemptKey,
+        /// What is known; replaces what was said before.
+        staging: Box<Staging>,
     },
     /// It has ended: no process of it is left.
     Ended {

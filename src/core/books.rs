@@ -114,6 +114,9 @@ pub struct Books {
     index: Vec<BTreeMap<u32, BTreeSet<u32>>>,
 }
 
+/// Different counts of free GPUs on nodes in use that are told.
+const LEFT_MAX: usize = 64;
+
 /// All that the cluster has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Totals {
@@ -249,6 +252,21 @@ impl Books {
         self.mark(shares, need, false);
     }
 
+    /// The same, where GPUs are free only if they are among these, by node.
+    pub fn only(&self, gpus: &BTreeMap<u32, BTreeSet<u32>>) -> Books {
+        let mut books = self.clone();
+        let all: Vec<NodeShare> = (0u32..)
+            .zip(&self.nodes)
+            .filter(|(_, node)| !node.gpus.is_empty())
+            .map(|(node, state)| {
+                let kept = |g: &u32| gpus.get(&node).is_some_and(|kept| kept.contains(g));
+                NodeShare { node, gpus: (0..state.gpus.len() as u32).filter(|g| !kept(g)).collect() }
+            })
+            .collect();
+        books.take(&all, &Need { milli: WHOLE, ..Need::default() });
+        books
+    }
+
     /// Others hold this: the last GPUs of the node, so that ours stay where they are.
     pub fn hold(&mut self, held: &Held) {
         let Some(node) = self.nodes.get(held.node as usize) else { return };
@@ -307,11 +325,22 @@ impl Books {
     /// Fills the free and total figures of a queue report.
     pub fn report(&self, report: &mut QueueReport) {
         report.gpus_total = self.total.clone();
+        report.gpus_left.clear();
         report.gpus_free = self.total.keys().map(|model| (model.clone(), 0)).collect();
         for (model, by_free) in self.pools.iter().zip(&self.index) {
             let Some(model) = model else { continue };
             let free: u32 = by_free.iter().map(|(free, nodes)| free * nodes.len() as u32).sum();
             *report.gpus_free.entry(model.clone()).or_default() = free;
+            let used = |n: &&u32, free: u32| {
+                self.nodes.get(**n as usize).is_some_and(|node| node.gpus.len() > free as usize)
+            };
+            let left = by_free.iter().filter(|(free, _)| **free > 0);
+            let left =
+                left.map(|(free, nodes)| (*free, nodes.iter().filter(|n| used(n, *free)).count() as u32));
+            let left: BTreeMap<u32, u32> = left.filter(|(_, nodes)| *nodes > 0).take(LEFT_MAX).collect();
+            if !left.is_empty() {
+                report.gpus_left.insert(model.clone(), left);
+            }
         }
         report.cpus_free = MilliCpu(self.nodes.iter().fold(0, |sum, n| sum.saturating_add(n.cpus)));
         report.memory_free = Bytes(self.nodes.iter().fold(0, |sum, n| sum.saturating_add(n.memory)));

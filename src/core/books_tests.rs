@@ -77,11 +77,13 @@ fn the_index_follows_every_change() {
     let mut report = QueueReport::default();
     books.report(&mut report);
     assert_eq!(report.gpus_free["H100"], 24 - 18);
+    assert_eq!(report.gpus_left["H100"], [(6, 1)].into(), "3 and 5 are on one node, 8 on one");
     for (shares, n) in held {
         books.give(&shares, &n);
     }
     books.report(&mut report);
     assert_eq!((report.gpus_free["H100"], report.gpus_total["H100"]), (24, 24));
+    assert!(report.gpus_left.is_empty(), "nobody uses a node");
     assert_eq!(report.cpus_free, MilliCpu(192_000));
 }
 

@@ -144,12 +144,13 @@ impl Peer {
         received: WallTime,
     ) {
         let begun = (received.min(self.now.wall), self.now.wall);
-        let hash = spec_hash(&spec);
+        // Only what a key stands for is compared later.
+        let hash = key.as_ref().map(|_| spec_hash(&spec));
         if let Some(known) =
             key.as_ref().and_then(|k| self.clients.keys.get(&(spec.tenant.clone(), k.clone())))
         {
             // The specs are compared too: a later version hashes one with more fields.
-            let same = known.spec_hash == hash || known.record.spec == spec;
+            let same = Some(known.spec_hash) == hash || known.record.spec == spec;
             let record = known.record.clone();
             let job = record.id();
             if !same {
@@ -194,7 +195,7 @@ impl Peer {
             Ok(_) => {}
         }
         let fresh = if key.is_some() { Fresh::Keyed } else { Fresh::Yes };
-        if let Some(key) = key {
+        if let (Some(key), Some(hash)) = (key, hash) {
             self.remember_key(key, &record, hash);
         }
         let (job, origin) = (record.id(), Origin::Job(record.birth));
@@ -211,7 +212,9 @@ impl Peer {
         if held >= self.cfg.jobs_max {
             return Err(ClientError::TooMany(self.cfg.jobs_max));
         }
-        if let Some(why) = self.quota_never(spec) {
+        if spec.reserve.is_some() {
+            self.can_reserve(spec)?;
+        } else if let Some(why) = self.quota_never(spec) {
             return Err(ClientError::OverQuota(why));
         }
         self.placer.update(&self.view);
@@ -463,6 +466,7 @@ impl Peer {
         let job = record.id();
         // A cancel may be its end.
         self.event_with(kind, Some(job), record.reason.clone(), trace::whole(record).into_iter().collect());
+        self.tell_parts(record);
         if let Some(placement) = &record.placement {
             self.send(placement.cluster.clone(), Message::Look { birth: record.birth.clone() }, false);
         }

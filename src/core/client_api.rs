@@ -9,6 +9,7 @@ use super::placement::{Estimate, Reason};
 use super::tenants::TenantReport;
 use crate::base::{ContactId, Epoch, Home, JobId, PeerName, Span, WallTime};
 use crate::model::spec::JobSpec;
+use crate::model::staging::Staging;
 use crate::model::tenant::LimitsPatch;
 use crate::model::trace::TraceParent;
 use crate::model::{JobRecord, JobState};
@@ -127,6 +128,9 @@ pub struct JobFilter {
     pub prefix: Option<String>,
     /// Only jobs of this array; none leaves jobs of arrays out, unless they are looked for by their ids.
     pub array: Option<JobId>,
+    /// Reservations; otherwise they are left out.
+    #[serde(default)]
+    pub reservations: bool,
     /// Only of this tenant.
     pub tenant: Option<String>,
     /// Only in these states; empty means all.
@@ -233,6 +237,9 @@ pub enum ClientError {
     /// The tenant's limits never let it run.
     #[error("{0}")]
     OverQuota(String),
+    /// The reservation cannot be taken. Nothing was stored.
+    #[error("{0}")]
+    NoReservation(String),
     /// No ledger of this tenant is known here: nothing limits it.
     #[error("tenant {0} has no limits")]
     NoSuchTenant(String),
@@ -325,6 +332,9 @@ pub struct AttemptView {
     pub phase: String,
     /// How long since it was admitted.
     pub age: Span,
+    /// How far what it needs has come, before it starts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub staging: Option<Staging>,
 }
 
 /// A claim in this cluster's queue.

@@ -28,6 +28,7 @@ use super::schedule::{Request, Scheduler};
 use crate::base::{ContactId, Epoch, Home, Instant, JobId, PeerName, Span, TraceId, WallTime};
 use crate::model::record::{Birth, Change};
 use crate::model::spec::JobSpec;
+use crate::model::staging::{PartState, Staging};
 use crate::model::trace::{self, SpanNote};
 use crate::model::{AttemptSummary, JobRecord, Outcome, Placement};
 
@@ -109,6 +110,8 @@ struct Attempt {
     /// When the backend was told to start it, and when the record was told last, in this run of the peer.
     handed: Option<WallTime>,
     telling: WallTime,
+    /// How far what it needs has come.
+    staging: Option<Staging>,
 }
 
 #[derive(Debug, Clone)]
@@ -238,6 +241,7 @@ impl Executor {
                 busy: false,
                 handed: None,
                 telling: WallTime(0),
+                staging: None,
             };
             exec.attempts.insert(key, attempt);
         }
@@ -254,6 +258,7 @@ impl Executor {
             max_runtime: spec.max_runtime,
             preemptible: spec.may_be_preempted(),
             token: false,
+            lean: false,
             since: i64::try_from(now.0).unwrap_or(i64::MAX),
         }
     }
@@ -267,6 +272,14 @@ impl Executor {
         let mut used = self.sched.accounts().top(now, USAGE_MAX);
         used.retain(|(_, used)| *used >= 1e-3);
         (!used.is_empty()).then(|| serde_json::to_vec(&Usage { at: wall.0, used }).ok()).flatten()
+    }
+
+    /// Queue and books.
+    pub fn scheduler(&self) -> &Scheduler<AttemptKey> {
+        &self.sched
+    }
+    pub fn scheduler_mut(&mut self) -> &mut Scheduler<AttemptKey> {
+        &mut self.sched
     }
 
     pub fn explain(&self, job: &JobId) -> String {
@@ -322,6 +335,7 @@ impl Executor {
             }
             .into(),
             age: now.since(a.admitted),
+            staging: a.staging.clone().filter(|_| a.phase == Phase::Starting),
         };
         self.attempts.iter().map(view).collect()
     }
@@ -391,6 +405,9 @@ impl Peer {
         }
         let OpResult::Value { value: Value::Job(record), .. } = result else { return };
         self.heal_hint(&record);
+        if record.is_reservation() {
+            return self.reservation_seen(&record);
+        }
         let mine = record.placement.clone().filter(|p| p.cluster == self.cfg.name);
         let current = mine.as_ref().map(|_| AttemptKey { job, epoch: record.epoch });
         let others: Vec<AttemptKey> =
@@ -437,11 +454,12 @@ impl Peer {
         let spec = &record.spec;
         let held = self.exec.grants.get(&key.job).is_some_and(|g| g.epoch == key.epoch);
         self.exec.drop_claim(&key.job);
+        self.note_promises();
         let request = self.exec.request_of(spec, &record.birth, self.now.mono);
         let shares = match held {
             true => self.exec.sched.running().get(&key).map(|r| r.shares.clone()),
             // It expired, or this peer was started anew. The cluster's own books decide.
-            false => self.exec.sched.fit_now(&request),
+            false => self.exec.sched.fit_now(&request, self.now.mono),
         };
         if held {
             // It is the attempt's from here on.
@@ -491,6 +509,7 @@ impl Peer {
             busy: false,
             handed: None,
             telling: self.now.wall,
+            staging: None,
         };
         self.exec.attempts.insert(key, attempt);
         self.exec.report_dirty = true;
@@ -596,9 +615,17 @@ impl Peer {
                     self.timer_in(Span::ZERO, Timer::Attempt(key));
                 }
             }
+            BackendEvent::Staging { key, staging } => {
+                if let Some(attempt) = self.exec.attempts.get_mut(&key)
+                    && attempt.phase == Phase::Starting
+                {
+                    attempt.staging = Some(staging.bounded());
+                }
+            }
             BackendEvent::Started { key, at } => {
                 let Some(attempt) = self.exec.attempts.get_mut(&key) else { return };
                 attempt.started_at = Some(at);
+                attempt.staging = attempt.staging.take().map(|s| s.over(at));
                 if attempt.phase == Phase::Starting {
                     attempt.phase = Phase::Running;
                 }
@@ -654,7 +681,15 @@ impl Peer {
         let (Some(trail), Some(handed)) = (&attempt.row.trail, attempt.handed) else { return Vec::new() };
         let me = &self.cfg.name;
         let span = |name, from, to| SpanNote::new(name, key.epoch, from, to).at(me);
-        let mut spans = vec![span(trace::STAGE, trail.placed_at, handed), span(trace::START, handed, at)];
+        let staging = attempt.staging.as_ref();
+        let start = span(trace::START, handed, at).bytes(staging.and_then(Staging::moved));
+        let mut spans = vec![span(trace::STAGE, trail.placed_at, handed), start];
+        for part in staging.iter().flat_map(|s| &s.parts) {
+            if let (Some(from), Some(to)) = (part.from, part.to) {
+                let bring = span(trace::BRING, from, to).under(trace::START).bytes(part.moved());
+                spans.push(bring.failed(part.state == PartState::Fails).note(part.words(to)));
+            }
+        }
         if let Some((from, ended)) = &trail.from {
             let note = if from == me { format!("again at {me}") } else { format!("{from} to {me}") };
             spans.push(span(trace::MOVE, *ended, at).note(note));

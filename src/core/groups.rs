@@ -347,6 +347,7 @@ impl Peer {
             waited: Span::millis(self.now.wall.0.saturating_sub(record.submitted_at.0)),
             card: self.card_of(&spec.tenant),
             gathers: true,
+            lean: false,
         };
         self.send(cluster.clone(), Message::ClaimWith { claim: Box::new(claim), terms }, false);
     }

@@ -2,20 +2,24 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::reserve::ReserveWord;
 use super::tenants::Card;
+use super::value::Encoded;
 use crate::base::{ContactId, Epoch, Home, JobId, LedgerId, PeerName, Span, StoreId};
 use crate::model::record::Birth;
 
 /// The newest of these messages that this peer reads; gossiped as `build.wire`. Frames still begin with the version of
 /// `transport::codec`. From 0x5302 on `ClaimWith` and `ClaimStateWith` are read, from 0x5303 on `Tenants`, from 0x5304
-/// on `TenantsWord`, from 0x5305 on records of jobs with groups; others are sent the plain forms. See docs/decisions/messages-that-grow.md.
-pub const SPEAKS: u16 = SPEAKS_GROUPS;
+/// on `TenantsWord`, from 0x5305 on records of jobs with groups, from 0x5306 on reservations; others are sent the plain forms. See docs/decisions/messages-that-grow.md.
+pub const SPEAKS: u16 = SPEAKS_RESERVE;
 /// From here on terms and tenants are read,
 pub const SPEAKS_TERMS: u16 = 0x5303;
 /// and from here on the question which tenants there are.
 pub const ASKS_TENANTS: u16 = 0x5304;
 /// and from here on records of jobs with groups are read: a group is placed at no older peer.
 pub const SPEAKS_GROUPS: u16 = 0x5305;
+/// From here on reservations are read, words and records: none is begun while a member is older.
+pub const SPEAKS_RESERVE: u16 = 0x5306;
 
 /// Which register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -156,6 +160,8 @@ pub enum Message {
     Tenants(Vec<Card>),
     /// A new disk asks which tenants there are. Only to peers that read it.
     TenantsWord(TenantsWord),
+    /// About a reservation. Only to peers that read it.
+    Reserve(#[serde(with = "named")] ReserveWord),
 }
 
 /// Words about the tenants that have ledgers.
@@ -239,6 +245,9 @@ pub struct Terms {
     /// Several clusters are gathered for one job: while this claim is repeated its grant is kept, for a time.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub gathers: bool,
+    /// To be granted when it fits, and nothing is kept free for it meanwhile: another claim of the job has that.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub lean: bool,
     /// What the owner knows of the tenant's ledger: whoever grants the claim must know of it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub card: Option<Box<Card>>,
@@ -257,6 +266,9 @@ pub struct Prospects {
     /// Why it is not granted although there may be room: the tenant's limits; empty where they allow it.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub waits: String,
+    /// Or what is reserved for others; empty where that is not why.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub reserved: String,
 }
 
 /// A value inside a positional message whose fields have names: bytes of JSON, bounded.
@@ -310,7 +322,7 @@ pub enum RegisterBody {
         /// Under this ballot.
         ballot: Ballot,
         /// The whole value.
-        value: Vec<u8>,
+        value: Encoded,
         /// Promised along with it, so that this proposer's next change needs one round.
         next: Option<Ballot>,
         /// As in `Prepare`.
@@ -343,7 +355,7 @@ pub enum AnswerBody {
         /// Echoed.
         ballot: Ballot,
         /// Accepted ballot and value.
-        accepted: Option<(Ballot, Vec<u8>)>,
+        accepted: Option<(Ballot, Encoded)>,
     },
     /// Accepted and on disk.
     Accepted {
@@ -358,7 +370,7 @@ pub enum AnswerBody {
     /// The accepted state, for a read.
     State {
         /// Accepted ballot and value.
-        accepted: Option<(Ballot, Vec<u8>)>,
+        accepted: Option<(Ballot, Encoded)>,
     },
     /// This disk does not know the record. It is not "empty".
     Unknown,

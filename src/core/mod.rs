@@ -24,6 +24,7 @@ mod purpose;
 #[cfg(test)]
 mod register_tests;
 mod rehome;
+pub mod reserve;
 pub mod ring;
 mod rows;
 mod scan;

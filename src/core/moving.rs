@@ -16,7 +16,7 @@ const HELD_PATIENCE: Span = Span::secs(10);
 impl Peer {
     /// A value is chosen: the end of the operation, or of the generation that it was chosen in.
     pub(super) fn op_value(&mut self, mut op: Op, value: Value, refused: Option<Refused>) {
-        let key = op.origin.key();
+        let key = op.key;
         let Some(value_next) = value.installed() else {
             self.leave_moved(&key, &value);
             return self.op_end(op, OpResult::Value { value, refused });
@@ -44,10 +44,9 @@ impl Peer {
     }
 
     /// Where a register is held now, as far as this peer knows.
-    pub(super) fn place_of(&self, origin: &Origin) -> (u32, Vec<Home>) {
-        let key = origin.key();
-        let told = self.proposer.moved.get(&key).cloned();
-        let here = self.acceptor.held_at(&key);
+    pub(super) fn place_of(&self, key: &RecordKey, origin: &Origin) -> (u32, Vec<Home>) {
+        let told = self.proposer.moved.get(key).cloned();
+        let here = self.acceptor.held_at(key);
         let birth = (0, origin.homes().to_vec());
         [told, here].into_iter().flatten().fold(birth, |a, b| if b.0 > a.0 { b } else { a })
     }
@@ -68,7 +67,7 @@ impl Peer {
 
     /// The operation begins anew, at the newest home set that is known.
     pub(super) fn op_restart(&mut self, mut op: Op) {
-        (op.generation, op.homes) = self.place_of(&op.origin);
+        (op.generation, op.homes) = self.place_of(&op.key, &op.origin);
         op.clear_answers();
         op.proposed = None;
         op.resends = 0;
@@ -102,7 +101,7 @@ impl Peer {
                 next: None,
                 origin: Some(op.origin.clone()),
             };
-            let (key, generation) = (op.origin.key(), op.generation);
+            let (key, generation) = (op.key, op.generation);
             let request = RegisterRequest { op: op.id, key, generation, store: home.store, body };
             self.send(home.peer.clone(), Message::Register(request), false);
         }
@@ -129,8 +128,7 @@ impl Peer {
     /// Somebody holds this record in a newer generation: operations on it go there.
     pub(super) fn on_held(&mut self, key: RecordKey, generation: u32, homes: Vec<Home>) {
         // Believed only by who has asked, since the homes that it knew do not answer.
-        let behind =
-            |op: &&Op| op.origin.key() == key && op.generation < generation && op.resends >= SEARCH_AT;
+        let behind = |op: &&Op| op.key == key && op.generation < generation && op.resends >= SEARCH_AT;
         let ids: Vec<u64> = self.proposer.active.values().filter(behind).map(|op| op.id).collect();
         if let Some((held, _)) = self.acceptor.held_at(&key)
             && held < generation
@@ -151,7 +149,7 @@ impl Peer {
 
     /// No majority answers: the record may have moved while nobody told this peer.
     pub(super) fn op_search(&mut self, op: &Op) {
-        let RecordKey::Job(job) = op.origin.key() else { return };
+        let RecordKey::Job(job) = op.key else { return };
         let others: Vec<PeerName> =
             self.view.members.keys().filter(|name| **name != self.cfg.name).cloned().collect();
         for peer in others {

@@ -5,6 +5,7 @@
 // tidy: long because watching and taking over read the same soft state of one job
 
 mod claims;
+mod firm;
 
 use std::collections::BTreeMap;
 
@@ -193,7 +194,9 @@ impl Peer {
     pub(super) fn drive_at(&mut self, job: JobId, at: Instant) {
         let driven = self.owner.jobs.entry(job).or_default();
         if driven.scheduled.is_none_or(|old| at < old || old < self.now.mono) {
-            driven.scheduled = Some(at);
+            if let Some(old) = driven.scheduled.replace(at) {
+                self.timers.remove(&(old, Timer::Drive(job)));
+            }
             self.timers.insert((at, Timer::Drive(job)));
         }
     }
@@ -242,9 +245,11 @@ impl Peer {
         if !self.acts_for(&record) {
             self.withdraw_all(job, None);
             self.drop_groups(&job);
+            self.forget_gathering(&job);
             return self.idle(job, &record);
         }
         match record.placement.clone() {
+            None if record.is_reservation() => self.drive_reservation(job, &record),
             None if record.array.is_some() => self.drive_array(job, &record),
             None if record.groups.is_some() => self.drive_groups(job, &record),
             // What happens to a group is decided by its job's owner.
@@ -293,6 +298,7 @@ impl Peer {
         self.withdraw_all(job, None);
         self.drop_array(&job);
         self.drop_groups(&job);
+        self.drop_gathering(&job);
         self.owner.jobs.remove(&job);
     }
 

@@ -18,6 +18,7 @@ use super::past::Past;
 use super::placement::Index;
 use super::propose::Proposer;
 use super::rehome::Keeper;
+use super::reserve::{Gatherings, Keeping};
 use super::ring::Ring;
 use super::tenants::Tenants;
 use super::watch::Watch;
@@ -71,6 +72,8 @@ pub struct Peer {
     pub(super) tenants: Tenants,
     pub(super) arrays: Arrays,
     pub(super) gangs: Gangs,
+    pub(super) keeping: Keeping,
+    pub(super) gatherings: Gatherings,
     pub(super) view: Arc<View>,
     pub(super) ring: Ring,
     pub(super) disk_full: bool,
@@ -104,6 +107,8 @@ impl Peer {
             tenants: Tenants::recover(rows(Table::Meta))?,
             arrays: Arrays::default(),
             gangs: Gangs::default(),
+            keeping: Keeping::recover(rows(Table::Meta), now.mono)?,
+            gatherings: Gatherings::default(),
             view: Arc::default(),
             ring: Ring::default(),
             disk_full: false,
@@ -152,6 +157,7 @@ impl Peer {
     pub fn step(&mut self, now: Now, input: Input) -> Vec<Output> {
         // The clock is the runtime's; it never runs backwards here.
         self.now = Now { mono: now.mono.max(self.now.mono), wall: now.wall };
+        self.placer.tell_time(self.now);
         match input {
             Input::Tick => {}
             Input::Message { from, message } => self.on_message(from, message),
@@ -252,6 +258,7 @@ impl Peer {
             Message::Disk(word) => self.on_disk_word(from, word),
             Message::Tenants(cards) => self.on_tenants(&cards),
             Message::TenantsWord(word) => self.on_tenants_word(from, word),
+            Message::Reserve(word) => self.on_reserve_word(from, word),
         }
     }
 

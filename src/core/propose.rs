@@ -14,7 +14,7 @@ use super::message::{
 };
 use super::peer::{Peer, Timer};
 use super::purpose::Purpose;
-use super::value::Value;
+use super::value::{Encoded, Value};
 use crate::base::{Home, Instant, PeerName, Span};
 use crate::model::record::{Change, ContactChange, Refused};
 use crate::model::tenant::LedgerChange;
@@ -87,11 +87,13 @@ pub(super) enum Phase {
     BackOff,
 }
 
-type Accepted = Option<(Ballot, Vec<u8>)>;
+type Accepted = Option<(Ballot, Encoded)>;
 
 /// One operation under way.
 pub struct Op {
     pub(super) id: u64,
+    /// What its origin certifies, worked out once: that takes several digests.
+    pub(super) key: RecordKey,
     pub(super) origin: Origin,
     /// The home set that is asked.
     pub(super) generation: u32,
@@ -113,11 +115,13 @@ pub struct Op {
     pub(super) begins: bool,
     pub(super) forgotten: BTreeSet<PeerName>,
     pub(super) refusals: BTreeMap<PeerName, String>,
-    pub(super) proposed: Option<(Value, Vec<u8>)>,
+    pub(super) proposed: Option<(Value, Encoded)>,
     pub(super) refused: Option<Refused>,
     pub(super) next: Option<Ballot>,
     pub(super) deadline: Instant,
     pub(super) resend_every: Span,
+    /// When its timers go off: they end with it.
+    pub(super) resend_at: Option<Instant>,
     pub(super) conflicts: u32,
     pub(super) resends: u32,
     pub(super) fast: bool,
@@ -183,7 +187,7 @@ impl Op {
 impl Proposer {
     pub(super) fn explain(&self, job: &crate::base::JobId) -> String {
         let key = RecordKey::Job(*job);
-        let ops = self.active.values().filter(|op| op.origin.key() == key);
+        let ops = self.active.values().filter(|op| op.key == key);
         let ops: Vec<_> = ops.map(|op| (op.id, op.phase, &op.task)).collect();
         format!("ops {ops:?} in line {:?}", self.lines.get(&key).map(VecDeque::len))
     }
@@ -199,9 +203,11 @@ impl Peer {
     pub(super) fn propose(&mut self, origin: Origin, task: Task, purpose: Purpose, patience: Span) {
         self.proposer.counter += 1;
         let id = self.proposer.counter;
-        let (generation, homes) = self.place_of(&origin);
+        let key = origin.key();
+        let (generation, homes) = self.place_of(&key, &origin);
         let op = Op {
             id,
+            key,
             origin,
             generation,
             homes,
@@ -223,13 +229,13 @@ impl Peer {
             next: None,
             deadline: self.now.mono + patience,
             resend_every: RESEND_FIRST,
+            resend_at: None,
             conflicts: 0,
             resends: 0,
             fast: false,
             installs: false,
             before: Vec::new(),
         };
-        let key = op.origin.key();
         match self.proposer.lines.get_mut(&key) {
             Some(line) if line.len() >= LINE_MAX => {
                 self.count("register_line_full");
@@ -247,10 +253,10 @@ impl Peer {
     fn op_begin(&mut self, mut op: Op) {
         self.timers.insert((op.deadline, Timer::OpDeadline(op.id)));
         // It may have waited in line while the record moved.
-        (op.generation, op.homes) = self.place_of(&op.origin);
+        (op.generation, op.homes) = self.place_of(&op.key, &op.origin);
         // A right is for one change: whatever comes of this one, its ballot is never used for another value.
         let fast = match op.task {
-            Task::Job(_) | Task::Contact(_) | Task::Ledger(_) => self.proposer.fast.remove(&op.origin.key()),
+            Task::Job(_) | Task::Contact(_) | Task::Ledger(_) => self.proposer.fast.remove(&op.key),
             _ => None,
         };
         let fast = fast.filter(|f| f.generation == op.generation);
@@ -291,7 +297,7 @@ impl Peer {
     }
 
     pub(super) fn op_prepare(&mut self, mut op: Op) {
-        self.proposer.fast.remove(&op.origin.key());
+        self.proposer.fast.remove(&op.key);
         self.proposer.round_max = self.proposer.round_max.saturating_add(1);
         op.ballot = Ballot {
             round: self.proposer.round_max.max(2),
@@ -317,13 +323,13 @@ impl Peer {
     }
 
     /// Sends the present phase's request to every home that has not answered it, and keeps the op.
-    pub(super) fn op_send(&mut self, op: Op) {
+    pub(super) fn op_send(&mut self, mut op: Op) {
         if !self.disk_confirmed() {
             // Ballots of this life may have been used before: nobody hears of them yet.
             self.proposer.active.insert(op.id, op);
             return;
         }
-        let key = op.origin.key();
+        let key = op.key;
         let creates = matches!(op.task, Task::Create(..));
         // What must be on this disk before anybody hears of it: the row of an idempotency key; that an attempt lives
         // by two contacts from now on, since after a crash in between it would live by the one it had left; what a
@@ -352,7 +358,11 @@ impl Peer {
                 return;
             }
         };
-        self.timers.insert((self.now.mono + op.resend_every, Timer::OpResend(op.id)));
+        let resend_at = self.now.mono + op.resend_every;
+        if let Some(before) = op.resend_at.replace(resend_at) {
+            self.timers.remove(&(before, Timer::OpResend(op.id)));
+        }
+        self.timers.insert((resend_at, Timer::OpResend(op.id)));
         let mut mine = None;
         let (id, generation) = (op.id, op.generation);
         for home in &op.homes {
@@ -376,6 +386,7 @@ impl Peer {
             }
         }
         let alone = op.phase == Phase::Forgetting && op.homes.len() == 1;
+        let proposed = op.proposed.as_ref().filter(|_| op.phase == Phase::Accepting).map(|(v, _)| v.clone());
         self.proposer.active.insert(op.id, op);
         if alone {
             // No answer will come: this disk is the only one.
@@ -383,7 +394,7 @@ impl Peer {
         }
         if let Some(request) = mine {
             let me = self.cfg.name.clone();
-            self.on_register(me, request);
+            self.answer_register(me, request, proposed);
         }
     }
 
@@ -396,6 +407,11 @@ impl Peer {
 
     /// An acceptor's work for one request, own requests included. The answer leaves after its write.
     pub(super) fn on_register(&mut self, from: PeerName, request: RegisterRequest) {
+        self.answer_register(from, request, None);
+    }
+
+    /// The same; of an own request the value that it carries is at hand.
+    fn answer_register(&mut self, from: PeerName, request: RegisterRequest, value: Option<Value>) {
         if !self.disk_confirmed() {
             self.count("asked_before_confirmed");
             return;
@@ -403,7 +419,7 @@ impl Peer {
         let room = Room { disk_full: self.disk_full, jobs_max: self.cfg.jobs_max };
         let me = self.cfg.name.clone();
         self.watch_accept(&request);
-        let handled = self.acceptor.handle((&me, self.cfg.store), &from, &request, room);
+        let handled = self.acceptor.handle_read((&me, self.cfg.store), &from, &request, value, room);
         // Every answer speaks of what this disk holds, so it waits for the writes before it even when it
         // writes nothing itself: a repeated accept, or a read, may find a value that is not synced yet.
         let durable = true;
@@ -426,7 +442,7 @@ impl Peer {
         let Some(mut op) = self.proposer.active.remove(&answer.op) else { return };
         let speaks = op.homes.iter().any(|h| h.peer == from && h.store == answer.store);
         let other_disk = answer.body == AnswerBody::Unknown && op.homes.iter().any(|h| h.peer == from);
-        if op.origin.key() != answer.key || !(speaks || other_disk) {
+        if op.key != answer.key || !(speaks || other_disk) {
             self.count("answers_ignored");
             self.proposer.active.insert(op.id, op);
             return;
@@ -580,7 +596,7 @@ impl Peer {
         let empty = op.unknown.len() + op.states.values().filter(|s| s.is_none()).count();
         if let Some(ballot) = agreed {
             let bytes = op.states.values().flatten().find(|(b, _)| *b == ballot).map(|(_, v)| v.clone());
-            let read = bytes.and_then(|b| Value::decode(&op.origin.key(), &b).ok());
+            let read = bytes.and_then(|b| Value::decode(&op.key, &b).ok());
             return match read {
                 Some(value) => self.op_value(op, value, None),
                 None => self.op_end(op, OpResult::Rejected("unreadable record".into())),
@@ -615,7 +631,7 @@ impl Peer {
                 _ => self.op_end(op, OpResult::Missing),
             };
         };
-        let Ok(value) = Value::decode(&op.origin.key(), &bytes) else {
+        let Ok(value) = Value::decode(&op.key, &bytes) else {
             return self.op_end(op, OpResult::Rejected("unreadable record".into()));
         };
         let change = if reflected(&op.task, &value) { None } else { apply(&op.task, &value) };
@@ -652,7 +668,7 @@ impl Peer {
             }
             if !value.ends() {
                 let fast = Fast { ballot: next, value: value.clone(), generation };
-                self.proposer.fast.insert(op.origin.key(), fast);
+                self.proposer.fast.insert(op.key, fast);
             }
         }
         if op.installs {
@@ -669,7 +685,7 @@ impl Peer {
 
     /// By the value that is being installed, else by what this home holds: an end is never taken back.
     fn moves_an_ended_job(&self, op: &Op) -> bool {
-        match (&op.proposed, op.origin.key()) {
+        match (&op.proposed, op.key) {
             (Some((Value::Job(record), _)), _) if op.installs => record.state.is_final(),
             (_, RecordKey::Job(job)) => self.acceptor.job(&job).is_some_and(|record| record.state.is_final()),
             _ => false,
@@ -678,7 +694,11 @@ impl Peer {
 
     pub(super) fn op_end(&mut self, op: Op, result: OpResult) {
         self.proposer.active.remove(&op.id);
-        let key = op.origin.key();
+        self.timers.remove(&(op.deadline, Timer::OpDeadline(op.id)));
+        if let Some(at) = op.resend_at {
+            self.timers.remove(&(at, Timer::OpResend(op.id)));
+        }
+        let key = op.key;
         match &result {
             OpResult::Value { value, .. } => {
                 self.watch_chosen(&key, value);
@@ -731,7 +751,7 @@ impl Peer {
                 }
                 if op.generation > 0 && op.unknown.len() >= op.majority() {
                     // Told of a generation that too few have begun: the one before it carries it over again.
-                    self.proposer.moved.remove(&op.origin.key());
+                    self.proposer.moved.remove(&op.key);
                     return self.op_restart(op);
                 }
                 self.op_send(op);

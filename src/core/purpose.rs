@@ -3,6 +3,7 @@
 use super::api::{AttemptKey, ClientRequest};
 use super::peer::Peer;
 use super::propose::OpResult;
+use super::reserve::ReservePurpose;
 use super::tenants::TenantPurpose;
 use crate::base::{ContactId, Instant, JobId, WallTime};
 use crate::model::record::ContactRecord;
@@ -92,6 +93,8 @@ pub enum Purpose {
     ArrayChanged(JobId),
     /// About a tenant's ledger.
     Tenant(TenantPurpose),
+    /// About a reservation.
+    Reserve(ReservePurpose),
     /// The owner changed or read the record of a job with groups.
     GroupsJob(JobId),
     /// The owner places all groups of a job.
@@ -135,6 +138,7 @@ impl Peer {
             Purpose::ArrayChild { job, rank } => self.child_asked(job, rank, result),
             Purpose::ArrayChanged(job) => self.array_changed(job, result),
             Purpose::Tenant(purpose) => self.tenant_done(purpose, result),
+            Purpose::Reserve(purpose) => self.reserve_done(purpose, result),
             Purpose::GroupsJob(job) => self.groups_read(job, result),
             Purpose::GroupsPlace(job) => self.groups_placed(job, result),
             Purpose::Group { job, index } => self.group_asked(job, index, result),

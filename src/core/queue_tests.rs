@@ -18,6 +18,8 @@ use crate::model::{JobRecord, JobState, Outcome};
 
 #[path = "groups_tests.rs"]
 mod groups_tests;
+#[path = "reserve/tests.rs"]
+mod reserve_tests;
 
 struct Site {
     core: Peer,
@@ -353,6 +355,31 @@ fn of_two_grants_one_is_taken_and_the_other_given_back() {
     assert!(mesh.sites.values().all(|s| s.peak <= 8));
 }
 
+/// A gang waits at three clusters, each half free: one of them is kept free for it, and small jobs have the others.
+#[test]
+fn a_gang_is_kept_capacity_for_at_one_of_the_clusters_where_it_waits() {
+    let mut mesh = Mesh::new(&[("a", 8), ("b", 8), ("c", 8)]);
+    let half: Vec<JobId> = ["a", "b", "c"].into_iter().map(|peer| mesh.place(peer, job(4, 50))).collect();
+    let gang = mesh.submit("a", job(8, 50));
+    mesh.run(Span::secs(45));
+    let small: Vec<JobId> = (0..3).map(|_| mesh.submit("b", job(4, 50))).collect();
+    mesh.run(Span::secs(45));
+    let mut running = ["a", "b", "c"].map(|p| mesh.running(p));
+    let kept = running.iter().position(|n| *n == 1).expect("one is kept half free");
+    running.sort_unstable();
+    assert_eq!(running, [1, 2, 2]);
+    // There it starts as soon as it fits, and so does whoever waited behind it, elsewhere.
+    mesh.finish(half[kept]);
+    mesh.run(Span::secs(25));
+    let placed = mesh.get("c", gang).placement.map(|p| p.cluster);
+    assert_eq!(placed, Some(name(["a", "b", "c"][kept])));
+    mesh.finish(half[(kept + 1) % 3]);
+    mesh.run(Span::secs(25));
+    for job in small {
+        assert_eq!(mesh.get("b", job).state, JobState::Running);
+    }
+}
+
 /// Peers of the version before read the plain claim only: everything works, without tokens.
 #[test]
 fn beside_peers_of_the_version_before_plain_claims_are_sent() {
@@ -393,7 +420,7 @@ fn a_claim_of_a_stale_owner_is_passed_over() {
     let newer = Message::Claim(Box::new(claim.clone()));
     mesh.input(&name("b"), Input::Message { from: name("a"), message: newer });
     let stale = Claim { epoch: record.epoch.next(), priority: 99, ..claim };
-    let terms = Terms { waited: Span(u64::MAX), token: true, preemptible: true, gathers: false, card: None };
+    let terms = Terms { waited: Span(u64::MAX), token: true, preemptible: true, ..Terms::default() };
     let stale = Message::ClaimWith { claim: Box::new(stale), terms };
     mesh.input(&name("b"), Input::Message { from: name("a"), message: stale });
     let queue = mesh.sites[&name("b")].core.inspect().queue;

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::acceptor::Value;
 use super::api::{CoreConfig, DiskImage, Input, Now, Output};
 use super::message::{Message, Origin, RecordKey};
-use super::peer::Peer;
+use super::peer::{Peer, Timer};
 use super::propose::{Fresh, Task};
 use super::purpose::Purpose;
 use super::testing::{config, spec};
@@ -50,7 +50,7 @@ impl Mesh {
         }
     }
 
-    fn accepted(&self, i: usize, key: &RecordKey) -> Option<(u64, Vec<u8>)> {
+    fn accepted(&self, i: usize, key: &RecordKey) -> Option<(u64, super::acceptor::Encoded)> {
         let slot = self.peers[i].acceptor.slot(key)?;
         slot.accepted.as_ref().map(|(ballot, value)| (ballot.round, value.clone()))
     }
@@ -132,4 +132,25 @@ fn what_was_never_created_is_missing() {
     mesh.run(1, &origin, Task::Settle);
     assert!((0..3).all(|i| mesh.peers[i].acceptor.slot(&key).is_none()));
     assert!(mesh.peers.iter().all(|p| p.proposer.in_flight() == 0));
+}
+
+/// A timer that outlived its operation would wake the peer for nothing, thousands of times a second under load.
+#[test]
+fn timers_end_with_their_operation() {
+    let (mut mesh, first) = (Mesh::new(), record());
+    let origin = Origin::Job(first.birth.clone());
+    let timers = |mesh: &Mesh| {
+        let ops = mesh.peers[0].timers.iter();
+        ops.filter(|(_, t)| matches!(t, Timer::OpDeadline(_) | Timer::OpResend(_))).count()
+    };
+    mesh.run(0, &origin, create(&first));
+    mesh.run(0, &origin, Task::Settle);
+    assert_eq!(timers(&mesh), 0);
+    let drives =
+        |mesh: &Mesh| mesh.peers[1].timers.iter().filter(|(_, t)| matches!(t, Timer::Drive(_))).count();
+    assert!(drives(&mesh) <= 1, "one look at the job is due");
+    // While it waits for answers it has both.
+    (mesh.cut, mesh.peers[0].proposer.fast) = (Some(0), Default::default());
+    mesh.run(0, &origin, Task::Read);
+    assert_eq!(timers(&mesh), 2);
 }

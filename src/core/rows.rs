@@ -52,7 +52,7 @@ pub(super) fn encode_row(key: &RecordKey, slot: &Slot) -> Write {
         pointer: slot.pointer.clone(),
     };
     let head = serde_json::to_vec(&head).expect("a head has only plain fields");
-    let value = slot.accepted.as_ref().map(|(_, value)| value.as_slice()).unwrap_or_default();
+    let value = slot.accepted.as_ref().map_or(&[][..], |(_, value)| value);
     let mut row = Vec::with_capacity(5 + head.len() + value.len());
     row.push(ROW_VERSION);
     row.extend_from_slice(&u32::try_from(head.len()).expect("a head is small").to_be_bytes());
@@ -75,7 +75,7 @@ pub(super) fn decode_row(row: &[u8]) -> Result<Slot, ValueError> {
         None => (None, None),
         Some(ballot) => {
             let read = Value::decode(&key, value)?;
-            (Some((ballot, value.to_vec())), Some(read))
+            (Some((ballot, value.into())), Some(read))
         }
     };
     let Head { origin, promised, generation, pointer, .. } = head;

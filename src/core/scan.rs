@@ -66,7 +66,8 @@ impl Acceptor {
     /// The newest jobs that the filter lets through, as this disk accepted them last.
     pub fn scan(&self, filter: &JobFilter) -> Vec<&JobRecord> {
         let keep = |r: &&JobRecord| {
-            (filter.states.is_empty() || filter.states.contains(&r.state))
+            filter.reservations == r.is_reservation()
+                && (filter.states.is_empty() || filter.states.contains(&r.state))
                 && filter.tenant.as_ref().is_none_or(|t| r.spec.tenant == *t)
                 && filter.since.is_none_or(|since| r.submitted_at >= since)
                 && match filter.array {

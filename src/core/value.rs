@@ -1,10 +1,15 @@
 //! A register's value: bytes on the wire and on disk, read and checked.
 
+use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
+
+use serde::de::{SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::message::RecordKey;
 use crate::base::Home;
-use crate::model::record::{RECORD_BYTES_MAX, contact_id};
+use crate::model::record::{Birth, RECORD_BYTES_MAX, contact_id};
 use crate::model::tenant::{LedgerRecord, ledger_id};
 use crate::model::{ContactRecord, JobRecord};
 
@@ -17,6 +22,62 @@ pub enum Value {
     Contact(Box<ContactRecord>),
     /// A tenant's ledger.
     Ledger(Box<LedgerRecord>),
+}
+
+/// A value's bytes, shared by all who hold or send them. On the wire they are what a `Vec<u8>` is, and copied as a whole.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Encoded(Arc<[u8]>);
+
+impl From<Vec<u8>> for Encoded {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self(bytes.into())
+    }
+}
+impl From<&[u8]> for Encoded {
+    fn from(bytes: &[u8]) -> Self {
+        Self(bytes.into())
+    }
+}
+impl Deref for Encoded {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+impl fmt::Debug for Encoded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+impl Serialize for Encoded {
+    fn serialize<S: Serializer>(&self, out: S) -> Result<S::Ok, S::Error> {
+        out.serialize_bytes(&self.0)
+    }
+}
+impl<'de> Deserialize<'de> for Encoded {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_bytes(EncodedVisitor)
+    }
+}
+
+struct EncodedVisitor;
+
+impl<'de> Visitor<'de> for EncodedVisitor {
+    type Value = Encoded;
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("bytes")
+    }
+    fn visit_bytes<E>(self, bytes: &[u8]) -> Result<Encoded, E> {
+        Ok(bytes.into())
+    }
+    /// As JSON has them.
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Encoded, A::Error> {
+        let mut bytes = Vec::new();
+        while let Some(byte) = items.next_element()? {
+            bytes.push(byte);
+        }
+        Ok(bytes.into())
+    }
 }
 
 /// Why bytes are not a value. Nothing was taken.
@@ -43,22 +104,28 @@ pub(super) const VALUE_VERSION: u8 = 1;
 const VALUE_VERSION_ARRAY: u8 = 3;
 /// Leads a record of a job with groups, or of a group: an older binary would take it for a job that may be placed.
 const VALUE_VERSION_GROUPS: u8 = 4;
+/// Leads a reservation's record: an older binary would take it for a job that may be placed.
+const VALUE_VERSION_RESERVE: u8 = 5;
 /// Leads a record that moves or has moved: an older binary would miss the seal, so it must not read it.
 const VALUE_VERSION_MOVED: u8 = 2;
+/// Few values are longer.
+const USUAL_BYTES: usize = 2_048;
 
 impl Value {
     /// Bytes for the register.
-    pub fn encode(&self) -> Result<Vec<u8>, ValueError> {
+    pub fn encode(&self) -> Result<Encoded, ValueError> {
         let moved = |r: &JobRecord| r.generation > 0 || r.sealed.is_some();
         let with_groups = |r: &JobRecord| r.groups.is_some() || r.group_of.is_some();
         let grouped =
             |r: &JobRecord| r.spec.array.is_some() || r.array_of.is_some() || !r.spec.after.is_empty();
-        let mut bytes = match self {
-            Value::Job(record) if with_groups(record) => vec![VALUE_VERSION_GROUPS],
-            Value::Job(record) if grouped(record) => vec![VALUE_VERSION_ARRAY],
-            Value::Job(record) if moved(record) => vec![VALUE_VERSION_MOVED],
-            _ => vec![VALUE_VERSION],
-        };
+        let mut bytes = Vec::with_capacity(USUAL_BYTES);
+        bytes.push(match self {
+            Value::Job(record) if record.is_reservation() => VALUE_VERSION_RESERVE,
+            Value::Job(record) if with_groups(record) => VALUE_VERSION_GROUPS,
+            Value::Job(record) if grouped(record) => VALUE_VERSION_ARRAY,
+            Value::Job(record) if moved(record) => VALUE_VERSION_MOVED,
+            _ => VALUE_VERSION,
+        });
         let written = match self {
             Value::Job(record) => serde_json::to_writer(&mut bytes, record),
             Value::Contact(record) => serde_json::to_writer(&mut bytes, record),
@@ -68,11 +135,20 @@ impl Value {
         if bytes.len() > RECORD_BYTES_MAX {
             return Err(ValueError::TooLarge(bytes.len()));
         }
-        Ok(bytes)
+        Ok(bytes.into())
     }
 
     /// Reads bytes and checks that they are what the key certifies.
     pub fn decode(key: &RecordKey, bytes: &[u8]) -> Result<Value, ValueError> {
+        Self::decode_born(key, None, bytes)
+    }
+
+    /// The same; a job's birth that is known to be the one of this key saves working out its id.
+    pub(super) fn decode_born(
+        key: &RecordKey,
+        birth: Option<&Birth>,
+        bytes: &[u8],
+    ) -> Result<Value, ValueError> {
         if bytes.len() > RECORD_BYTES_MAX {
             return Err(ValueError::TooLarge(bytes.len()));
         }
@@ -80,13 +156,17 @@ impl Value {
         match (bytes.split_first(), key) {
             (
                 Some((
-                    &(VALUE_VERSION | VALUE_VERSION_MOVED | VALUE_VERSION_ARRAY | VALUE_VERSION_GROUPS),
+                    &(VALUE_VERSION
+                    | VALUE_VERSION_MOVED
+                    | VALUE_VERSION_ARRAY
+                    | VALUE_VERSION_GROUPS
+                    | VALUE_VERSION_RESERVE),
                     rest,
                 )),
                 RecordKey::Job(id),
             ) => {
                 let record: JobRecord = serde_json::from_slice(rest).map_err(malformed)?;
-                if record.id() != *id {
+                if birth != Some(&record.birth) && record.id() != *id {
                     return Err(ValueError::NotCertified);
                 }
                 Ok(Value::job(record))

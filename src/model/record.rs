@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::array::{ArrayChange, ArrayOf, ArrayState};
 use super::groups::{GroupOf, GroupsChange, GroupsState};
+use super::reserve::{ReserveChange, ReserveState};
 use super::spec::JobSpec;
 use crate::base::{BoundedVec, ContactId, Epoch, Home, JobId, PeerName, Span, SpanId, TraceId, WallTime};
 
@@ -301,6 +302,9 @@ pub struct JobRecord {
     /// Of which job it is a group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group_of: Option<GroupOf>,
+    /// How far it has come, where it is a reservation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reserve: Option<ReserveState>,
     /// Fields of later versions; kept as found.
     #[serde(flatten)]
     pub ext: BTreeMap<String, serde_json::Value>,
@@ -465,6 +469,8 @@ pub enum Change {
     Array(ArrayChange),
     /// A job with groups goes on, or one of its groups.
     Groups(GroupsChange),
+    /// A reservation goes on.
+    Reserve(ReserveChange),
 }
 
 fn is_zero(n: &u32) -> bool {
@@ -484,6 +490,7 @@ impl JobRecord {
     /// A new record: pending, never placed.
     pub fn new(birth: Birth, spec: JobSpec, trace: TraceId, at: WallTime) -> Self {
         let reason = match spec.after.len() {
+            _ if spec.reserve.is_some() => "asks the clusters for it".into(),
             0 => "waits for a cluster".into(),
             n => format!("waits for {n} jobs to end"),
         };
@@ -495,6 +502,7 @@ impl JobRecord {
             after_met: 0,
             groups: (!spec.groups.list.is_empty()).then(GroupsState::default),
             group_of: None,
+            reserve: spec.reserve.as_ref().map(|_| ReserveState::default()),
             spec,
             state: JobState::Pending,
             epoch: Epoch(0),
@@ -581,6 +589,9 @@ impl JobRecord {
                 }
                 if self.array.is_some() {
                     return Err(Refused::Held("it is an array: its jobs are placed".into()));
+                }
+                if self.is_reservation() {
+                    return Err(Refused::Held("it is a reservation, which runs nothing".into()));
                 }
                 if self.groups.is_some() || self.group_of.is_some() {
                     return Err(Refused::Held("all groups of a job are placed together".into()));
@@ -676,6 +687,9 @@ impl JobRecord {
                 next.close(*epoch, Outcome::Lost, None, *at);
                 next.reason = format!("{} (confirmed by {by})", next.reason);
             }
+            Change::Move { .. } if self.is_reservation() => {
+                return Err(Refused::Held("it is a reservation, which runs nothing".into()));
+            }
             Change::Move { .. } if self.array.is_some() => {
                 return Err(Refused::Held("it is an array: move its jobs".into()));
             }
@@ -707,6 +721,7 @@ impl JobRecord {
             }
             Change::Array(change) => next.array_apply(change)?,
             Change::Groups(change) => next.groups_apply(change)?,
+            Change::Reserve(change) => next.reserve_apply(change)?,
             Change::Seal { .. } => {}
         }
         next.version = self.version.saturating_add(1);
@@ -742,6 +757,7 @@ impl JobRecord {
             Change::Release { .. } => self.held.is_none() && self.losses_in_a_row == 0,
             Change::Array(change) => self.array_reflects(change),
             Change::Groups(change) => self.groups_reflects(change),
+            Change::Reserve(change) => self.reserve_reflects(change),
             Change::Seal { generation, next } => {
                 self.generation > *generation || self.sealed.as_deref() == Some(next.as_slice())
             }

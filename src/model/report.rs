@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::base::{Bytes, ContactId, Home, Instant, MilliCpu, PeerName, Span, StoreId, WallTime};
+use crate::base::{Bytes, ContactId, Home, Instant, JobId, MilliCpu, PeerName, Span, StoreId, WallTime};
 
 /// One node, or several alike.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -150,6 +150,43 @@ pub struct QueueReport {
     /// of at least this priority.
     #[serde(default, skip_serializing_if = "is_zero_8")]
     pub buffer_priority: u8,
+    /// Nodes in use that have GPUs free, by model and by how many are free on one. What else is free is on nodes that nobody
+    /// uses.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub gpus_left: BTreeMap<String, BTreeMap<u32, u32>>,
+    /// Reservations, the first to begin first,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reserved: Vec<ReservedReport>,
+    /// and how many more there are.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub reserved_more: u32,
+}
+
+/// What a cluster keeps for a reservation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReservedReport {
+    /// Which.
+    pub id: JobId,
+    /// For whom.
+    pub tenant: String,
+    /// GPUs.
+    pub gpus: u32,
+    /// So many of them are not there.
+    #[serde(default)]
+    pub short: u32,
+    /// So many are held by the tenant's attempts and grants.
+    #[serde(default)]
+    pub used: u32,
+    /// Those that nobody holds, by model. While its time runs they are in `gpus_reserved`, not in `gpus_free`.
+    #[serde(default)]
+    pub idle: BTreeMap<String, u32>,
+    /// From when on,
+    pub from: WallTime,
+    /// and until when.
+    pub until: WallTime,
+    /// The record says so; otherwise it is only held until it does.
+    #[serde(default)]
+    pub confirmed: bool,
 }
 
 fn is_zero(n: &u32) -> bool {

@@ -84,6 +84,9 @@ pub struct JobSpec {
     /// It may be stopped for a job of a higher priority, and runs again later. None: see `may_be_preempted`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preemptible: Option<bool>,
+    /// It is no job but a reservation, of `nodes` GPUs in each cluster: when, and where.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reserve: Option<super::reserve::ReserveSpec>,
 }
 
 /// Task groups of one job. Each stays in one cluster; where they may be spread, the traffic decides.

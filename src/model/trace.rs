@@ -10,7 +10,7 @@ use ring::digest;
 use serde::{Deserialize, Serialize};
 
 use super::record::{AttemptSummary, JobRecord};
-use crate::base::{Epoch, JobId, PeerName, SpanId, TraceId, WallTime};
+use crate::base::{Bytes, Epoch, JobId, PeerName, SpanId, TraceId, WallTime, secrets};
 
 /// The job's whole life, from its submission to its end.
 pub const JOB: &str = "job";
@@ -28,6 +28,8 @@ pub const GRANT: &str = "grant";
 pub const ATTEMPT: &str = "attempt";
 /// The cluster gets everything ready: it reads the record, takes the capacity, brings what is missing.
 pub const STAGE: &str = "stage";
+/// One dataset or image is brought to the cluster.
+pub const BRING: &str = "bring";
 /// The program is started.
 pub const START: &str = "start";
 /// The program runs.
@@ -67,6 +69,9 @@ pub struct SpanNote {
     /// A few words.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub note: String,
+    /// Bytes that were moved in it, where they were counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<Bytes>,
 }
 
 impl SpanNote {
@@ -83,6 +88,7 @@ impl SpanNote {
             to,
             failed: false,
             note: String::new(),
+            bytes: None,
         }
     }
 
@@ -106,9 +112,14 @@ impl SpanNote {
         Self { under: Some(name.into()), ..self }
     }
 
-    /// With a few words.
-    pub fn note(self, note: impl Into<String>) -> Self {
-        Self { note: note.into().chars().take(NOTE_MAX).collect(), ..self }
+    /// With a few words. Spans go to collectors: what opens a door is taken out of them.
+    pub fn note(self, note: impl AsRef<str>) -> Self {
+        Self { note: secrets::scrub(note.as_ref(), &[]).chars().take(NOTE_MAX).collect(), ..self }
+    }
+
+    /// With what was moved.
+    pub fn bytes(self, bytes: Option<Bytes>) -> Self {
+        Self { bytes, ..self }
     }
 
     /// It ended badly.
@@ -121,7 +132,7 @@ impl SpanNote {
         let more = match self.name.as_str() {
             CLAIM | GRANT => self.cluster.as_ref().map(ToString::to_string).unwrap_or_default(),
             // There are several of an attempt.
-            COMMIT | CHECKPOINT => format!("{} {}", self.from.0, self.note),
+            COMMIT | CHECKPOINT | BRING => format!("{} {}", self.from.0, self.note),
             _ => String::new(),
         };
         span_id(trace, job, &self.name, self.epoch, &more)
@@ -133,6 +144,7 @@ impl SpanNote {
             JOB => return self.parent,
             CLAIM | GRANT => QUEUE,
             STAGE | START | RUN => ATTEMPT,
+            BRING => START,
             CHECKPOINT => RUN,
             _ => JOB,
         };
@@ -242,6 +254,13 @@ mod tests {
         assert_ne!(id(CLAIM, 1), note(CLAIM, 1).at(&there).id(&trace, &job), "each cluster has its own");
         let parent: TraceParent = traceparent(&trace, &job, Epoch(2)).parse().expect("our own is good");
         assert_eq!((parent.trace, parent.span), (trace, id(RUN, 2)));
+    }
+
+    #[test]
+    fn a_signed_address_is_no_note() {
+        let span = SpanNote::new(CHECKPOINT, Epoch(1), WallTime(1), WallTime(2));
+        let span = span.note(format!("s3://me:pw@h/{}?X-Amz-Signature=0123", "x".repeat(20)));
+        assert_eq!(span.note, format!("s3://REDACTED@h/{}?X-Amz-Signature=REDACTED", "x".repeat(20)));
     }
 
     #[test]

@@ -96,8 +96,10 @@ impl CoreHandle {
     /// An event of a part beside the core that is worth keeping.
     pub fn note(&self, event: Event) {
         // Nobody may be subscribed.
-        let _ = self.journal.send(event.clone());
-        let _ = self.events.send(event);
+        if self.events.receiver_count() > 0 {
+            let _ = self.events.send(event.clone());
+        }
+        let _ = self.journal.send(event);
     }
 
     /// Where events are sent, for parts beside the core that have some.
@@ -195,22 +197,39 @@ impl Driver {
             if let Some(why) = self.rolled_back.take() {
                 break Some(StoreError::RolledBack(why.into()));
             }
+            let room = self.unsynced.len() < UNSYNCED_MAX;
             if !self.own.is_empty() {
                 // All at once: one batch more at most, so that what waits for the disk stays bounded.
                 let from = &self.name;
                 let mine = self.own.drain(..).map(|message| Input::Message { from: from.clone(), message });
-                let turn = mine.collect();
+                let mut turn: Vec<Input> = mine.collect();
+                while room
+                    && turn.len() < TURN_MAX
+                    && let Ok(input) = received.try_recv()
+                {
+                    turn.push(input);
+                }
                 self.step(turn).await;
                 continue;
             }
             let sleep = self.until_deadline();
-            let room = self.unsynced.len() < UNSYNCED_MAX;
             tokio::select! { biased;
                 () = cancel.cancelled() => break None,
-                Some(result) = done.recv() => match result {
-                    Ok(()) => self.on_synced().await,
-                    Err(error) => break Some(error),
-                },
+                Some(mut result) = done.recv() => {
+                    // Batches of one commit come in a row: what waited for them leaves together.
+                    let mut synced = Vec::new();
+                    while result.is_ok() {
+                        synced.extend(self.unsynced.pop_front().unwrap_or_default());
+                        match done.try_recv() {
+                            Ok(next) => result = next,
+                            Err(_) => break,
+                        }
+                    }
+                    self.release(synced).await;
+                    if let Err(error) = result {
+                        break Some(error);
+                    }
+                }
                 Some(input) = received.recv(), if room => {
                     let mut turn = vec![input];
                     while turn.len() < TURN_MAX && let Ok(input) = received.try_recv() {
@@ -277,12 +296,6 @@ impl Driver {
             let _ = synced.try_send(result);
         };
         self.store.submit(Batch::new(writes, answer)).await;
-    }
-
-    async fn on_synced(&mut self) {
-        if let Some(after) = self.unsynced.pop_front() {
-            self.release(after).await;
-        }
     }
 
     /// Carries out what waited for the disk.

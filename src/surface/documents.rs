@@ -5,6 +5,7 @@
 
 mod incidents;
 mod mesh;
+mod reservations;
 mod tenants;
 mod trace;
 
@@ -16,10 +17,12 @@ use crate::base::{Epoch, JobId, PeerName, WallTime};
 use crate::core::api::{Candidate, InspectReport, WhyReport};
 use crate::core::placement::groups::GroupPlan;
 use crate::core::placement::{Estimate, Reason};
+use crate::model::staging::Staging;
 use crate::model::{JobRecord, JobSpec, JobState, Outcome};
 
 pub use incidents::*;
 pub use mesh::*;
+pub use reservations::*;
 pub use tenants::*;
 pub use trace::*;
 
@@ -225,9 +228,15 @@ pub struct JobDocument {
     /// The job of which it is a group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group_of: Option<JobId>,
+    /// It is no job but a reservation: when and where.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reserve: Option<ReservePartDocument>,
     /// Jobs that it waits for, or waited for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub after: Vec<AfterDocument>,
+    /// How far what its attempt needs has come, before that starts; only of one job, and where its cluster answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub staging: Option<Staging>,
     /// What was asked; left out of lists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spec: Option<JobSpec>,
@@ -266,7 +275,9 @@ impl JobDocument {
             array_of: record.array_of.map(|of| ArrayOfDocument { id: of.parent, index: of.index }),
             groups: JobGroupDocument::of(record),
             group_of: record.group_of.as_ref().map(|of| of.parent),
+            reserve: ReservePartDocument::of(record),
             after: AfterDocument::of(record),
+            staging: None,
             spec: with_spec.then(|| record.spec.clone()),
         }
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio_util::sync::CancellationToken;
 
 use crate::core::api::Event;
@@ -68,6 +68,9 @@ pub fn quantile(bounds: &[f64], counts: &[u64], all: u64, milli: u64) -> Option<
     (all > 0).then(|| if at == 0 { 0.0 } else { bounds.get(at - 1).copied().unwrap_or(0.0) })
 }
 
+/// How long events may wait to be counted.
+const GATHER: std::time::Duration = std::time::Duration::from_millis(20);
+
 /// All that is counted.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Measures {
@@ -80,6 +83,10 @@ pub struct Measures {
 }
 
 impl Measures {
+    fn missed(&mut self, events: u64) {
+        *self.kinds.entry("missed".into()).or_default() += events;
+    }
+
     /// Takes an event in.
     pub fn note(&mut self, event: &Event) {
         let kind = if self.kinds.len() < KINDS_MAX || self.kinds.contains_key(&event.kind) {
@@ -105,12 +112,23 @@ pub async fn watch(handle: Arc<dyn PeerHandle>, measures: Arc<Mutex<Measures>>, 
             () = cancel.cancelled() => return,
             event = events.recv() => event,
         };
-        let mut measures = measures.lock().unwrap_or_else(PoisonError::into_inner);
-        match event {
-            Ok(event) => measures.note(&event),
-            Err(RecvError::Lagged(missed)) => *measures.kinds.entry("missed".into()).or_default() += missed,
-            Err(RecvError::Closed) => return,
+        {
+            let mut measures = measures.lock().unwrap_or_else(PoisonError::into_inner);
+            match event {
+                Ok(event) => measures.note(&event),
+                Err(RecvError::Lagged(missed)) => measures.missed(missed),
+                Err(RecvError::Closed) => return,
+            }
+            loop {
+                match events.try_recv() {
+                    Ok(event) => measures.note(&event),
+                    Err(TryRecvError::Lagged(missed)) => measures.missed(missed),
+                    Err(TryRecvError::Empty | TryRecvError::Closed) => break,
+                }
+            }
         }
+        // A commit shall not have to wake this task: those of a moment are taken together.
+        tokio::time::sleep(GATHER).await;
     }
 }
 

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
+use hyper::header::{HeaderName, HeaderValue};
 use hyper_util::rt::TokioIo;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
@@ -91,7 +92,12 @@ impl Endpoint {
         let headers = set("OTEL_EXPORTER_OTLP_TRACES_HEADERS").or_else(|| set("OTEL_EXPORTER_OTLP_HEADERS"));
         for pair in headers.unwrap_or_default().split(',').filter(|p| !p.trim().is_empty()) {
             let (name, value) = pair.split_once('=').ok_or("a header of OTLP is not name=value")?;
-            found.headers.push((name.trim().to_owned(), value.trim().to_owned()));
+            let (name, value) = (decoded(name.trim())?, decoded(value.trim())?);
+            // Never its value: it is a secret more often than not.
+            HeaderName::from_bytes(name.as_bytes())
+                .map_err(|_| format!("{name:?} is no name of a header of OTLP"))?;
+            HeaderValue::from_str(&value).map_err(|_| format!("the header {name} of OTLP cannot be sent"))?;
+            found.headers.push((name, value));
         }
         found.ca = ca.map(Path::to_owned);
         Ok(Some(found))
@@ -115,6 +121,19 @@ impl Endpoint {
             ca: None,
         })
     }
+}
+
+/// `%20` and the like: OpenTelemetry writes the values of its variables as W3C Baggage does.
+fn decoded(text: &str) -> Result<String, &'static str> {
+    const WRONG: &str = "a header of OTLP has a % that is not two hex digits of UTF-8: write % as %25";
+    let mut out = Vec::with_capacity(text.len());
+    let mut bytes = text.bytes();
+    while let Some(b) = bytes.next() {
+        let mut digit =
+            || bytes.next().and_then(|d| char::from(d).to_digit(16)).and_then(|d| u8::try_from(d).ok());
+        out.push(if b == b'%' { digit().zip(digit()).map(|(a, b)| a * 16 + b).ok_or(WRONG)? } else { b });
+    }
+    String::from_utf8(out).map_err(|_| WRONG)
 }
 
 /// What became of the spans, for `/metrics`.
@@ -195,6 +214,11 @@ fn text(key: &str, value: impl Into<String>) -> KeyValue {
     KeyValue { key: key.into(), value, ..KeyValue::default() }
 }
 
+fn number(key: &str, value: u64) -> KeyValue {
+    let value = Value::IntValue(i64::try_from(value).unwrap_or(i64::MAX));
+    KeyValue { key: key.into(), value: Some(AnyValue { value: Some(value) }), ..KeyValue::default() }
+}
+
 fn resource(about: &crate::runtime::handle::SelfInfo) -> Resource {
     let attributes = vec![
         text("service.name", "starling"),
@@ -214,6 +238,7 @@ fn spans(event: &Event) -> Vec<Span> {
         attributes.extend(event.tenant.as_ref().map(|t| text("starling.tenant", t)));
         attributes.extend((note.epoch.0 > 0).then(|| text("starling.epoch", note.epoch.to_string())));
         attributes.extend(note.cluster.as_ref().map(|c| text("starling.cluster", c.as_str())));
+        attributes.extend(note.bytes.map(|b| number("starling.bytes", b.0)));
         attributes.extend((!note.note.is_empty()).then(|| text("starling.note", &*note.note)));
         let status =
             note.failed.then(|| Status { message: note.note.clone(), code: StatusCode::Error as i32 });

@@ -119,6 +119,21 @@ async fn a_collector_gets_the_spans_in_otlp_also_when_it_was_busy_at_first() {
     assert_eq!(counters.dropped.load(Ordering::Relaxed), 0);
 }
 
+#[test]
+fn bytes_are_a_number_and_no_signature_leaves() {
+    let from = "s3://b/c?X-Amz-Signature=0123abcd";
+    let note = run(false).bytes(Some(crate::base::Bytes(5_000))).note(from);
+    let event = event(JobId([4; 20]), vec![note, run(false)]);
+    let sent = spans(&event);
+    let value = |span: &Span, key: &str| {
+        span.attributes.iter().find(|a| a.key == key).and_then(|a| a.value.as_ref()?.value.clone())
+    };
+    assert_eq!(value(&sent[0], "starling.bytes"), Some(Value::IntValue(5_000)));
+    assert_eq!(value(&sent[1], "starling.bytes"), None);
+    let said = Value::StringValue("s3://b/c?X-Amz-Signature=REDACTED".into());
+    assert_eq!(value(&sent[0], "starling.note"), Some(said));
+}
+
 #[tokio::test]
 async fn a_peer_that_stops_sends_what_it_still_has() {
     let (collector, address) = collector(0).await;
@@ -186,5 +201,11 @@ fn where_it_goes_is_configured_or_said_by_the_usual_variables() {
     for bad in ["collector:4318", "ftp://x", "http://", "not an address"] {
         assert!(text(Some(bad), &[]).is_err(), "{bad}");
     }
-    assert!(text(Some("http://a"), &[("OTEL_EXPORTER_OTLP_HEADERS", "no value")]).is_err());
+    for bad in ["no value", "a=%zz", "a=%2", "a=%FF", "a%20b=c", "a=%0A"] {
+        assert!(text(Some("http://a"), &[("OTEL_EXPORTER_OTLP_HEADERS", bad)]).is_err(), "{bad}");
+    }
+    let headers =
+        to("http://a", &[("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Basic%20YTpi%3D, x-a=1%2C2")]).headers;
+    let want = [("authorization", "Basic YTpi="), ("x-a", "1,2")].map(|(n, v)| (n.to_owned(), v.to_owned()));
+    assert_eq!(headers, want, "as W3C Baggage is read");
 }

@@ -14,6 +14,9 @@ pub const HEADER_BYTES: usize = 7;
 /// Largest payload.
 pub const FRAME_BYTES_MAX: usize = 1 << 20;
 
+/// Most values are shorter, but for what carries a record.
+const USUAL_BYTES: usize = 256;
+
 /// Why bytes could not be written or read. Nothing was taken from them.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CodecError {
@@ -47,8 +50,10 @@ pub enum CodecError {
 
 /// Writes a value.
 pub fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, CodecError> {
-    bincode::serde::encode_to_vec(value, bincode::config::standard())
-        .map_err(|e| CodecError::Unwritable(e.to_string()))
+    let mut bytes = Vec::with_capacity(USUAL_BYTES);
+    bincode::serde::encode_into_std_write(value, &mut bytes, bincode::config::standard())
+        .map_err(|e| CodecError::Unwritable(e.to_string()))?;
+    Ok(bytes)
 }
 
 /// Reads a value from exactly these bytes, at most `limit` of them.
@@ -190,12 +195,15 @@ mod tests {
             ask(RegisterBody::Prepare { ballot: ballot.clone(), origin: Some(Origin::Job(birth())) }),
             ask(RegisterBody::Accept {
                 ballot: ballot.clone(),
-                value: vec![1, 2, 3],
+                value: vec![1, 2, 3].into(),
                 next: None,
                 origin: None,
             }),
             ask(RegisterBody::Read),
-            answer(AnswerBody::Promise { ballot: ballot.clone(), accepted: Some((ballot.clone(), vec![4])) }),
+            answer(AnswerBody::Promise {
+                ballot: ballot.clone(),
+                accepted: Some((ballot.clone(), vec![4].into())),
+            }),
             answer(AnswerBody::Accepted { ballot: ballot.clone() }),
             answer(AnswerBody::Higher { promised: ballot }),
             answer(AnswerBody::State { accepted: None }),
@@ -239,6 +247,7 @@ mod tests {
                     token: false,
                     waited: Span::secs(2),
                     gathers: false,
+                    lean: false,
                     card: None,
                 },
             },
@@ -252,6 +261,7 @@ mod tests {
                     front: vec![],
                     victims: Some(2),
                     waits: String::new(),
+                    reserved: String::new(),
                 },
             },
         ]
@@ -289,6 +299,20 @@ mod tests {
         );
         let flash = Flash::Capacity { cluster: peer("a"), queue: QueueReport::default() };
         assert_eq!(decode::<Flash>(&encode(&flash).expect("writes"), 99).expect("reads"), flash);
+    }
+
+    #[test]
+    fn shared_bytes_are_written_as_plain_ones_are() {
+        for bytes in [vec![], vec![7; 300], (0..=255).collect::<Vec<u8>>()] {
+            let shared = crate::core::acceptor::Encoded::from(bytes.clone());
+            let wire = encode(&bytes).expect("writes");
+            assert_eq!(encode(&shared).expect("writes"), wire);
+            assert_eq!(decode(&wire, 1 << 10), Ok(shared.clone()));
+            let json = serde_json::to_string(&bytes).expect("writes");
+            assert_eq!(serde_json::to_string(&shared).expect("writes"), json);
+            assert_eq!(serde_json::from_str::<crate::core::acceptor::Encoded>(&json).expect("reads"), shared);
+        }
+        assert!(decode::<crate::core::acceptor::Encoded>(&[5, 1, 2], 99).is_err(), "cut short");
     }
 
     #[test]
@@ -338,11 +362,16 @@ mod tests {
             );
         }
         let tell = TenantsWord::Tell { cards: Vec::new(), more: false, told: true };
+        let hold = crate::core::reserve::ReserveWord::Held { id: JobId([9; 20]), round: 1 };
         for (message, bytes) in [
             (Message::Disk(DiskWord::Seen { nonce: 7, seen: None }), "0c020700"),
             (Message::Tenants(Vec::new()), "0d00"),
             (Message::TenantsWord(TenantsWord::Ask { after: None }), "0e0000"),
             (Message::TenantsWord(tell), "0e01000001"),
+            (
+                Message::Reserve(hold),
+                "0f3c7b2268656c64223a7b226964223a22626565717363696a626565717363696a626565717363696a626565717363696a222c22726f756e64223a317d7d",
+            ),
         ] {
             assert_eq!(HEXLOWER.encode(&encode(&message).expect("writes")), bytes, "{message:?}");
         }

@@ -4,15 +4,12 @@ use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
 use super::api::Incoming;
 use super::codec::FRAME_BYTES_MAX;
 
 /// Items that may wait on either way in; bytes are bounded apart.
 const ITEMS_MAX: usize = 4_096;
-/// Items already handed to the runtime's channel.
-const HANDED_MAX: usize = 64;
 
 /// Room for received bytes, given back when the runtime takes them.
 pub(super) type Room = Vec<OwnedSemaphorePermit>;
@@ -26,17 +23,11 @@ pub(super) struct Inbox {
 }
 
 impl Inbox {
-    /// Room for this many bytes; the receiver gets everything in the order of its urgency.
-    pub fn new(
-        bytes: usize,
-        tracker: &TaskTracker,
-        stop: CancellationToken,
-    ) -> (Self, mpsc::Receiver<Incoming>) {
+    /// Room for this many bytes, and its other end.
+    pub fn new(bytes: usize, stop: CancellationToken) -> (Self, Arrivals) {
         let (urgent, urgent_in) = mpsc::channel(ITEMS_MAX);
         let (rest, rest_in) = mpsc::channel(ITEMS_MAX);
-        let (out, receiver) = mpsc::channel(HANDED_MAX);
-        tracker.spawn(forward(urgent_in, rest_in, out, stop));
-        (Self { room: room(bytes), urgent, rest }, receiver)
+        (Self { room: room(bytes), urgent, rest }, Arrivals { urgent: urgent_in, rest: rest_in, stop })
     }
 
     /// Waits for room, first in the sender's own share, so that one flood does not take all of it.
@@ -66,27 +57,30 @@ pub(super) fn room(bytes: usize) -> Arc<Semaphore> {
     Arc::new(Semaphore::new(bytes.clamp(FRAME_BYTES_MAX, Semaphore::MAX_PERMITS)))
 }
 
-async fn forward(
-    mut urgent: mpsc::Receiver<(Incoming, Room)>,
-    mut rest: mpsc::Receiver<(Incoming, Room)>,
-    out: mpsc::Sender<Incoming>,
+/// What has arrived, for the runtime. The room of an item is free once it is taken.
+#[derive(Debug)]
+pub struct Arrivals {
+    urgent: mpsc::Receiver<(Incoming, Room)>,
+    rest: mpsc::Receiver<(Incoming, Room)>,
     stop: CancellationToken,
-) {
-    loop {
-        // A place first, so that what is most urgent when there is one goes through.
-        let place = tokio::select! {
+}
+
+impl Arrivals {
+    /// The most urgent item, as soon as there is one; none when the peer stops.
+    pub async fn recv(&mut self) -> Option<Incoming> {
+        let (item, _room) = tokio::select! {
             biased;
-            () = stop.cancelled() => return,
-            place = out.reserve() => match place { Ok(place) => place, Err(_) => return },
+            () = self.stop.cancelled() => return None,
+            Some(item) = self.urgent.recv() => item,
+            Some(item) = self.rest.recv() => item,
+            else => return None,
         };
-        let (item, room) = tokio::select! {
-            biased;
-            () = stop.cancelled() => return,
-            Some(item) = urgent.recv() => item,
-            Some(item) = rest.recv() => item,
-            else => return,
-        };
-        place.send(item);
-        drop(room);
+        Some(item)
+    }
+
+    /// The same, where something waits.
+    pub fn try_recv(&mut self) -> Option<Incoming> {
+        let (item, _room) = self.urgent.try_recv().or_else(|_| self.rest.try_recv()).ok()?;
+        Some(item)
     }
 }

@@ -4,8 +4,10 @@
 //! A lane has a task only while it has something to write.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -119,6 +121,11 @@ pub(super) struct Link {
     lanes: [Mutex<Queue>; Lane::COUNT],
 }
 
+/// Polls once, without anybody being woken later: true when it is done. Whatever waits must be polled again.
+pub(super) fn poll_now(work: Pin<&mut impl Future<Output = ()>>) -> bool {
+    work.poll(&mut Context::from_waker(Waker::noop())).is_ready()
+}
+
 /// What a finished hello knows.
 pub(super) struct Met {
     pub connection: Connection,
@@ -195,7 +202,12 @@ impl Link {
             !std::mem::replace(&mut queue.writing, true)
         };
         if start {
-            shared.tracker.spawn(self.clone().drain(shared.clone(), lane));
+            let mut work = Box::pin(self.clone().drain(shared.clone(), lane));
+            // Most of the time there is room in the connection, and a task would only be one more thing to wake.
+            let at_once = lane == Lane::Core && poll_now(work.as_mut());
+            if !at_once {
+                shared.tracker.spawn(work);
+            }
         }
         true
     }

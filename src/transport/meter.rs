@@ -28,8 +28,13 @@ const PROBE_DEADLINE: Duration = Duration::from_secs(30);
 const TRANSFER_BYTES_MIN: u64 = 256 * 1024;
 /// An estimate this old gives way to any new one.
 const ESTIMATE_OLD: Span = Span::secs(600);
-/// Old packets weigh this much less every second.
+/// Old packets weigh this much less every second,
 const FADE: f64 = 0.98;
+/// but so many stay in the reckoning: a quiet link sends about one a second, and a single one that comes late would look
+/// like a share of them. Before there are as many, nothing is said.
+const PACKETS_MIN: f64 = 100.0;
+/// A clock that jumped fades no more than this.
+const FADE_SECS_MAX: f64 = 600.0;
 /// What probes carry; QUIC encrypts it, so that nothing on the way can shrink it.
 static FILLER: [u8; 64 * 1024] = [0; 64 * 1024];
 
@@ -37,10 +42,11 @@ static FILLER: [u8; 64 * 1024] = [0; 64 * 1024];
 #[derive(Debug, Default)]
 pub(super) struct Meter {
     rtt_us: u64,
-    sent: f64,
-    lost: f64,
+    loss: Loss,
     /// Of which connection, and its totals when last read.
     read: (usize, u64, u64),
+    /// A probe of ours runs on this connection.
+    probing: Option<usize>,
     at: Option<WallTime>,
     bandwidth: Option<(u64, WallTime)>,
     probe_bytes: u64,
@@ -53,8 +59,13 @@ impl Meter {
         let path = link.connection.stats().path;
         let id = link.connection.stable_id();
         let before = if self.read.0 == id { (self.read.1, self.read.2) } else { (0, 0) };
-        self.sent = self.sent * FADE + path.sent_packets.saturating_sub(before.0) as f64;
-        self.lost = self.lost * FADE + path.lost_packets.saturating_sub(before.1) as f64;
+        // A probe fills the link until something on it overflows: what is lost to it says nothing of the link.
+        if self.probing != Some(id) {
+            let (sent, lost) =
+                (path.sent_packets.saturating_sub(before.0), path.lost_packets.saturating_sub(before.1));
+            let since = self.at.map_or(0, |at| now.0.saturating_sub(at.0));
+            self.loss.count(sent, lost, since as f64 / 1e3);
+        }
         self.read = (id, path.sent_packets, path.lost_packets);
         // The smallest: the smoothed one grows with this machine's own load.
         self.rtt_us = u64::try_from(path.min_rtt.as_micros()).unwrap_or(u64::MAX);
@@ -66,7 +77,7 @@ impl Meter {
         Some(LinkSample {
             to: to.clone(),
             rtt_us: self.rtt_us,
-            loss_ppm: if self.sent > 0.0 { (self.lost / self.sent * 1e6).clamp(0.0, 1e6) as u32 } else { 0 },
+            loss_ppm: self.loss.ppm(),
             bandwidth_bps: self.bandwidth.map(|(bps, _)| bps),
             bandwidth_at: self.bandwidth.map(|(_, at)| at),
             at: self.at?,
@@ -89,6 +100,28 @@ impl Meter {
         if !keep {
             self.bandwidth = Some((bps, now));
         }
+    }
+}
+
+/// Packets sent lately and those of them that were lost.
+#[derive(Debug, Default, Clone, Copy)]
+struct Loss {
+    sent: f64,
+    lost: f64,
+}
+
+impl Loss {
+    /// So many more, of the last seconds.
+    fn count(&mut self, sent: u64, lost: u64, secs: f64) {
+        let fade = FADE.powf(secs.clamp(0.0, FADE_SECS_MAX));
+        let keep = if self.sent > 0.0 { fade.max(PACKETS_MIN / self.sent).min(1.0) } else { 1.0 };
+        self.sent = self.sent * keep + sent as f64;
+        self.lost = self.lost * keep + lost as f64;
+    }
+
+    /// Parts per million; 0 where too few were sent to say.
+    fn ppm(&self) -> u32 {
+        if self.sent < PACKETS_MIN { 0 } else { (self.lost / self.sent * 1e6).clamp(0.0, 1e6) as u32 }
     }
 }
 
@@ -115,6 +148,8 @@ pub(super) async fn probe_next(shared: &Arc<Shared>) {
     });
     let Some(link) = due.into_iter().flatten().next() else { return };
     let size = shared.pool.meter(&link.peer, |meter| {
+        meter.read(&link, WallTime(certs::now()));
+        meter.probing = Some(link.connection.stable_id());
         meter.probe_after = Some(Instant::now() + every.to_std());
         meter.probe_bytes.clamp(*PROBE_BYTES.start(), *PROBE_BYTES.end())
     });
@@ -130,6 +165,9 @@ pub(super) async fn probe_next(shared: &Arc<Shared>) {
     let took = began.elapsed();
     debug!(peer = %link.peer, size, ?took, ok = matches!(sent, Ok(Ok(()))), "probe");
     shared.pool.meter(&link.peer, |meter| {
+        // All of it is acknowledged, or given up: from here on the link is itself again.
+        meter.read(&link, WallTime(certs::now()));
+        meter.probing = None;
         // Not more of the link's time than its share.
         let pause = Span::from(took).scale(1_000, u64::from(shared.config.probe_share_milli.max(1)));
         meter.probe_after = Some(Instant::now() + pause.max(every).to_std());
@@ -203,6 +241,41 @@ pub(super) fn probed(shared: &Shared, link: &Link, token: u64, bytes: u64, micro
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_few_packets_are_no_share_and_many_are() {
+        let mut loss = Loss::default();
+        // A quiet link's first minute: two of thirty that came late are not seven percent.
+        for n in 0..30 {
+            loss.count(1, u64::from(n % 15 == 7), 1.0);
+        }
+        assert_eq!(loss.ppm(), 0);
+        // Quiet for an hour: what happened once is no more than that in a hundred, and is forgotten by and by.
+        for _ in 0..100 {
+            loss.count(1, 0, 1.0);
+        }
+        assert!((1..20_000).contains(&loss.ppm()), "{loss:?}");
+        for _ in 0..3_600 {
+            loss.count(1, 0, 1.0);
+        }
+        assert!(loss.ppm() < 10, "{loss:?}");
+        // A link that loses a tenth says so within its next hundred packets.
+        for n in 0..200 {
+            loss.count(1, u64::from(n % 10 == 0), 1.0);
+        }
+        assert!((60_000..110_000).contains(&loss.ppm()), "{loss:?}");
+        // Reading often is not forgetting faster.
+        let (mut often, mut seldom) =
+            (Loss { sent: 1_000.0, lost: 100.0 }, Loss { sent: 1_000.0, lost: 100.0 });
+        (0..100).for_each(|_| often.count(0, 0, 0.1));
+        seldom.count(0, 0, 10.0);
+        assert!((often.sent - seldom.sent).abs() < 1e-6 && often.sent < 850.0, "{often:?} {seldom:?}");
+        // Busy: what is old goes.
+        for _ in 0..300 {
+            seldom.count(1_000, 0, 1.0);
+        }
+        assert!(seldom.ppm() < 10, "{seldom:?}");
+    }
 
     #[test]
     fn a_transfer_raises_an_estimate_and_lowers_only_an_old_one() {

@@ -37,6 +37,7 @@ mod wire;
 
 pub use api::{Admission, Directory, Incoming, JoinHandler, NetConfig, NetError, RecvStream, SendStream};
 pub use identity::{Identity, IdentityError, Issued};
+pub use inbox::Arrivals;
 pub use join::join_call;
 pub use keys::PublicKey;
 pub use net::Net;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use quinn::VarInt;
 use ring::rand::SecureRandom as _;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::api::{
@@ -17,6 +17,7 @@ use super::api::{
 };
 use super::codec::{self, FRAME_BYTES_MAX, Kind};
 use super::identity::{Identity, Issued};
+use super::inbox::Arrivals;
 use super::link::{Item, Lane, close};
 use super::shared::{Parts, Shared, lock};
 use super::{certs, dial, flash, greet, relay, tls, upkeep};
@@ -43,7 +44,7 @@ impl Net {
         identity: Arc<Identity>,
         admission: Arc<dyn Admission>,
         directory: Arc<dyn Directory>,
-    ) -> Result<(Self, mpsc::Receiver<Incoming>), NetError> {
+    ) -> Result<(Self, Arrivals), NetError> {
         let server = tls::server_config(&identity, &config)?;
         let client = tls::client_config(&identity, &config)?;
         let failed = |e| NetError::Bind(config.listen, e);

@@ -38,7 +38,11 @@ pub(super) async fn run(shared: Arc<Shared>, link: Arc<Link>, control: RecvStrea
             stream = link.connection.accept_uni() => match stream {
                 Ok(recv) => {
                     let work = on_uni(shared.clone(), link.clone(), recv);
-                    shared.tracker.spawn(guarded(shared.clone(), link.clone(), work));
+                    let mut work = Box::pin(guarded(shared.clone(), link.clone(), work));
+                    // A small frame is here as a whole when its stream is.
+                    if !super::link::poll_now(work.as_mut()) {
+                        shared.tracker.spawn(work);
+                    }
                 }
                 Err(_) => break,
             },

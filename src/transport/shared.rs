@@ -11,13 +11,13 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{debug, info, warn};
 
-use super::api::{Admission, Directory, Incoming, NetConfig, NetError};
+use super::api::{Admission, Directory, NetConfig, NetError};
 use super::certs;
 use super::codec::{self, Kind};
 use super::counters::Counters;
 use super::flash::Flashes;
 use super::identity::{Identity, Issued};
-use super::inbox::Inbox;
+use super::inbox::{Arrivals, Inbox};
 use super::join::Gate;
 use super::link::{Item, Lane, Link, Met, close};
 use super::pool::Pool;
@@ -76,9 +76,9 @@ pub(super) struct Parts {
 }
 
 impl Shared {
-    pub fn new(parts: Parts) -> (Arc<Self>, tokio::sync::mpsc::Receiver<Incoming>) {
+    pub fn new(parts: Parts) -> (Arc<Self>, Arrivals) {
         let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
-        let (inbox, receiver) = Inbox::new(parts.config.inbox_bytes, &tracker, stop.clone());
+        let (inbox, receiver) = Inbox::new(parts.config.inbox_bytes, stop.clone());
         let shared = Self {
             pool: Pool::new(parts.identity.name().clone()),
             inbox,

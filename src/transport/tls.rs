@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
-use quinn::{IdleTimeout, TransportConfig, VarInt};
+use quinn::{AckFrequencyConfig, IdleTimeout, TransportConfig, VarInt};
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::server::{ClientHello, ResolvesServerCert};
@@ -21,6 +21,8 @@ use super::identity::Identity;
 pub(super) const ALPN_MESH: &[u8] = b"starling/1";
 /// From strangers that hold a token.
 pub(super) const ALPN_JOIN: &[u8] = b"starling-join/1";
+/// Packets that may come before one goes back for the acknowledgement alone.
+const ACKNOWLEDGED_AT_ONCE: u32 = 8;
 /// Streams and bytes that a side may use before its hello was accepted.
 const WINDOW_BEFORE_HELLO: u32 = 64 * 1024;
 
@@ -117,11 +119,15 @@ fn finish_client(
 
 /// Tight until the hello: one stream and little room; [`widen`] opens it.
 fn transport(config: &NetConfig) -> Result<Arc<TransportConfig>, NetError> {
+    // Most of what is sent is answered within a moment: the answer carries the acknowledgement along.
+    let mut acks = AckFrequencyConfig::default();
+    acks.ack_eliciting_threshold(VarInt::from_u32(ACKNOWLEDGED_AT_ONCE));
     let mut transport = TransportConfig::default();
     let idle = IdleTimeout::try_from(config.idle_timeout.to_std()).map_err(failed)?;
     transport
         .max_idle_timeout(Some(idle))
         .keep_alive_interval(Some(config.keep_alive.to_std()))
+        .ack_frequency_config(Some(acks))
         .max_concurrent_bidi_streams(VarInt::from_u32(1))
         .max_concurrent_uni_streams(VarInt::from_u32(0))
         .receive_window(VarInt::from_u32(WINDOW_BEFORE_HELLO))

@@ -8,12 +8,13 @@ use super::names;
 use super::nodes::Load;
 use super::objects::Job;
 use super::pods::{PodView, Trouble};
-use super::waits::{failed_with, overdue, waits};
+use super::waits::{failed_with, overdue, staged, waits};
 use crate::backends::hold::open;
 use crate::backends::local::clock;
 use crate::backends::local::files::{Ended, write_json};
 use crate::backends::local::guard::{BY_SCHEDULER, stopped_by};
 use crate::base::{Instant, Span};
+use crate::core::BackendEvent;
 use crate::core::api::{AttemptKey, StopReason};
 use crate::model::Outcome;
 
@@ -136,11 +137,16 @@ impl Keeper {
             live.back = None;
         }
         let Some(begun) = &mut live.begun else {
+            let pulled_since = live.pulling_since;
             let verdict = waits(live, &pod, there);
+            let staging = staged(live, pulled_since);
             if !there {
                 live.pods.remove(&pod.uid);
             }
             drop(all);
+            if let Some(staging) = staging {
+                self.out.say(BackendEvent::Staging { key, staging: Box::new(staging) });
+            }
             return verdict.map_or((), |outcome| self.give_up(key, outcome));
         };
         if !live.kept.guarded && !begun.pods.contains_key(&pod.index) {

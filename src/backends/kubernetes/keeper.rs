@@ -32,6 +32,7 @@ use crate::base::{ContactId, Instant, Span, WallTime};
 use crate::core::api::{AttemptKey, StartCommand, StopReason};
 use crate::core::{BackendCommand, BackendEvent};
 use crate::model::Outcome;
+use crate::model::staging::Part;
 
 /// A pod of a gang that has not asked for so long is not there.
 const ASKED_WITHIN: Span = Span::secs(10);
@@ -87,6 +88,8 @@ pub(super) struct Live {
     pub event: Option<(String, Instant)>,
     /// Since when its image is being pulled.
     pub pulling_since: Option<Instant>,
+    /// The pull as it was told.
+    pub image: Option<Part>,
     pub pending_since: Option<Instant>,
     /// What it waits for.
     pub doing: String,
@@ -676,6 +679,7 @@ impl Live {
             over_since: None,
             event: None,
             pulling_since: None,
+            image: None,
             pending_since: None,
             doing: String::new(),
             deleted: false,

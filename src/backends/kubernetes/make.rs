@@ -21,6 +21,7 @@ use crate::backends::local::guard::remote::LineFile;
 use crate::base::{Bytes, Instant, MilliCpu, Span};
 use crate::core::api::{AttemptKey, StartCommand};
 use crate::model::spec::Run;
+use crate::model::staging::Staging;
 use crate::model::{JobSpec, gpu};
 
 /// Folder of the guard in a pod.
@@ -263,6 +264,8 @@ impl Whole<'_> {
             cookie,
             boot: String::new(),
             containers: None,
+            image: None,
+            staging: Staging::default(),
             contacts: PathBuf::new(),
             news: PathBuf::new(),
             cgroup: false,

@@ -7,6 +7,7 @@ use super::pods::{PodView, Trouble};
 use crate::backends::local::clock;
 use crate::base::{Instant, Span};
 use crate::model::Outcome;
+use crate::model::staging::{Part, PartKind, PartState, Staging};
 
 /// An adopted attempt that waits, and that the core has not asked for again by then, is given up.
 const WANTED_WITHIN: Span = Span::secs(300);
@@ -88,6 +89,34 @@ pub(super) fn waits(live: &mut Live, pod: &PodView, there: bool) -> Option<Outco
             ended.exit_code, ended.reason
         )),
     })
+}
+
+/// What is to be told of its image, where that changed. Kubernetes says no bytes of a pull.
+pub(super) fn staged(live: &mut Live, pulled_since: Option<Instant>) -> Option<Staging> {
+    let fails = live.pods.values().find_map(|p| match &p.trouble {
+        Some(Trouble::PullFails(why)) => Some(why.clone()),
+        _ => None,
+    });
+    if live.pulling_since.is_none() && pulled_since.is_none() {
+        return None;
+    }
+    let image = live.kept.job.pointer("/spec/template/spec/containers/0/image").and_then(|v| v.as_str());
+    let now = clock::wall();
+    let begun = || Part {
+        from: Some(now),
+        state: PartState::Comes,
+        ..Part::needed(PartKind::Image, image.unwrap_or("of its pods"))
+    };
+    let mut part = live.image.clone().unwrap_or_else(begun);
+    (part.state, part.note) = match (live.pulling_since, fails) {
+        (None, _) => (PartState::There, String::new()),
+        (Some(_), Some(why)) => (PartState::Fails, why),
+        (Some(_), None) => (PartState::Comes, String::new()),
+    };
+    part.to = live.pulling_since.is_none().then_some(now);
+    let news = live.image.as_ref() != Some(&part);
+    live.image = Some(part.clone());
+    news.then(|| Staging { parts: vec![part], at: now })
 }
 
 /// The exit code in the words of a Job's pod failure policy.

@@ -11,6 +11,7 @@ use super::{LocalConfig, clock};
 use crate::base::PeerName;
 use crate::core::api::StartCommand;
 use crate::model::spec::Run;
+use crate::model::staging::{Part, PartKind, Staging};
 use crate::model::trace::traceparent;
 
 /// What of the peer's own environment a job may see.
@@ -56,6 +57,8 @@ pub fn guard_spec(command: &StartCommand, host: &Host<'_>) -> Result<GuardSpec, 
     Ok(GuardSpec {
         key: command.key,
         containers: spec.image.as_ref().and(host.runtime).map(Path::to_owned),
+        image: spec.image.clone(),
+        staging: staging(command, host.config),
         ranks,
         workdir,
         grace: spec.on_lost_contact.grace,
@@ -75,6 +78,19 @@ pub fn guard_spec(command: &StartCommand, host: &Host<'_>) -> Result<GuardSpec, 
         echo: false,
         remote: None,
     })
+}
+
+/// What it needs: datasets lie where they are declared, so they are there; its image is seen to by the guard.
+fn staging(command: &StartCommand, config: &LocalConfig) -> Staging {
+    let here = |name: &&String| config.datasets.contains_key(name.as_str());
+    let data = command
+        .spec
+        .data
+        .iter()
+        .filter(here)
+        .map(|name| Part::needed(PartKind::Data, name).there(config.dataset_bytes.get(name).copied()));
+    let image = command.spec.image.iter().map(|image| Part::needed(PartKind::Image, image));
+    Staging { parts: data.chain(image).collect(), at: clock::wall() }.bounded()
 }
 
 /// A port that was free a moment ago.

@@ -18,6 +18,7 @@ use super::processes::ProcessId;
 use crate::base::{ContactId, Instant, Span, WallTime};
 use crate::core::api::{AttemptKey, StopReason};
 use crate::model::Outcome;
+use crate::model::staging::Staging;
 
 /// Larger files of ours are not ours.
 const FILE_BYTES_MAX: u64 = 4 << 20;
@@ -51,6 +52,12 @@ pub struct GuardSpec {
     pub boot: String,
     /// The container runtime, where the attempt is an image.
     pub containers: Option<PathBuf>,
+    /// The image that is to be there before its ranks start, where this guard pulls it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+    /// What the attempt needs, as far as is known before the guard begins.
+    #[serde(default, skip_serializing_if = "is_empty")]
+    pub staging: Staging,
     /// The contacts' folder.
     pub contacts: PathBuf,
     /// Where the peer listens for news.
@@ -72,6 +79,10 @@ pub struct GuardSpec {
     /// The peer is on another machine: how it is asked. `renewed_at` and `boot` mean nothing then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remote: Option<Remote>,
+}
+
+fn is_empty(staging: &Staging) -> bool {
+    staging.parts.is_empty()
 }
 
 /// How a guard on another machine than its peer's learns how long its attempt may live.
@@ -351,6 +362,14 @@ impl AttemptDir {
     pub fn write_guarded(&self, guarded: &Guarded) -> io::Result<()> {
         write_json(&self.file("guarded"), guarded)
     }
+    /// Reads how far what it needs has come.
+    pub fn staging(&self) -> io::Result<Option<Staging>> {
+        optional(read_json(&self.file("staging")))
+    }
+    /// Writes how far what it needs has come. Only this boot's processes look at it.
+    pub fn write_staging(&self, staging: &Staging) -> io::Result<()> {
+        write_json_unsynced(&self.file("staging"), staging)
+    }
     /// Reads since when it runs.
     pub fn started(&self) -> io::Result<Option<Started>> {
         optional(read_json(&self.file("started")))
@@ -380,7 +399,7 @@ impl AttemptDir {
     /// The result is kept elsewhere: only the logs, the working folder and the end stay.
     pub fn forget(&self) -> io::Result<()> {
         private_file(&self.file("forgotten"))?;
-        for name in ["spec.json", "binding", "stop", "wake", "guarded", "guard.log"] {
+        for name in ["spec.json", "binding", "stop", "wake", "guarded", "guard.log", "staging"] {
             remove(&self.file(name))?;
         }
         // Only an empty one goes: results that the job left in it stay as long as its logs.

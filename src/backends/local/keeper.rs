@@ -18,6 +18,7 @@ use crate::base::{ContactId, Instant};
 use crate::core::api::{AttemptKey, StartCommand};
 use crate::core::{BackendCommand, BackendEvent};
 use crate::model::Outcome;
+use crate::model::staging::Staging;
 use crate::model::topology::Topology;
 
 /// Commands and checks of one attempt come one after another; attempts share this many locks.
@@ -30,6 +31,8 @@ struct Live {
     child: Option<Child>,
     announced: bool,
     complained: bool,
+    /// What was said of what it needs.
+    staged: Option<Staging>,
 }
 
 /// See the module.
@@ -264,7 +267,11 @@ impl Keeper {
         let spec = environment::guard_spec(start, &host)?;
         let (contact, incarnation) = start.binding;
         let made = dir.prepare(&spec, Binding::to((contact, incarnation)));
-        made.map_err(|e| format!("its folder could not be made: {e}"))
+        let made = made.map_err(|e| format!("its folder could not be made: {e}"))?;
+        if made && !spec.staging.parts.is_empty() {
+            self.say(BackendEvent::Staging { key, staging: Box::new(spec.staging) });
+        }
+        Ok(made)
     }
 
     fn spawn_guard(&self, dir: &AttemptDir) -> io::Result<Child> {
@@ -349,6 +356,9 @@ impl Keeper {
             Some(live) => live.announced,
             None => return,
         };
+        if !announced {
+            self.look_at_staging(key, &dir);
+        }
         if !announced && let Ok(Some(started)) = dir.started() {
             if let Some(live) = open(&self.live).get_mut(&key) {
                 live.announced = true;
@@ -379,6 +389,19 @@ impl Keeper {
             Ok(None) => {}
             Err(error) => self.complain(key, &error),
         }
+    }
+
+    /// Says how far what it needs has come, where that is something new. Attempts are looked at once a second.
+    fn look_at_staging(&self, key: AttemptKey, dir: &AttemptDir) {
+        // One that cannot be read is no news.
+        let Ok(Some(staging)) = dir.staging() else { return };
+        let mut all = open(&self.live);
+        let Some(live) = all.get_mut(&key).filter(|live| live.staged.as_ref() != Some(&staging)) else {
+            return;
+        };
+        live.staged = Some(staging.clone());
+        drop(all);
+        self.say(BackendEvent::Staging { key, staging: Box::new(staging) });
     }
 
     fn complain(&self, key: AttemptKey, error: &io::Error) {

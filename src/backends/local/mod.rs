@@ -72,6 +72,8 @@ pub struct LocalConfig {
     pub cgroups: bool,
     /// Where the datasets that are declared here lie, by name: a job that names one is given its path.
     pub datasets: BTreeMap<String, PathBuf>,
+    /// Their sizes, where they are known.
+    pub dataset_bytes: BTreeMap<String, Bytes>,
     /// Names GPUs.
     pub canonical_gpu: CanonicalGpu,
 }
@@ -90,6 +92,7 @@ impl LocalConfig {
             container_runtime: None,
             cgroups: true,
             datasets: BTreeMap::new(),
+            dataset_bytes: BTreeMap::new(),
             canonical_gpu: |name, _| Some(name.to_owned()),
         }
     }

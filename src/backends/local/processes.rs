@@ -33,6 +33,31 @@ pub struct Process {
     pub zombie: bool,
 }
 
+/// A child that leads a group of its own: when this goes before the child was waited for, the whole group is killed, so
+/// that what it started does not outlive the patience with it.
+#[derive(Debug)]
+pub struct OwnGroup(Option<Pid>);
+
+impl OwnGroup {
+    /// Of a child that was started with `process_group(0)` and was not waited for; none where it was.
+    pub fn of(child: &tokio::process::Child) -> Self {
+        Self(child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw))
+    }
+    /// The child was waited for: its number may be another's from now on.
+    pub fn over(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for OwnGroup {
+    fn drop(&mut self) {
+        if let Some(leader) = self.0 {
+            // Whoever is not there any more needs no signal.
+            let _ = kill_process_group(leader, Signal::KILL);
+        }
+    }
+}
+
 /// Reads one process.
 pub fn read(pid: i32) -> Option<Process> {
     parse(pid, &fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)

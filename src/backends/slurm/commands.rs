@@ -12,6 +12,7 @@ use tokio::process::Command;
 
 use super::driver::{Driver, DriverError, NativeJob, NativeNode, Submission, SubmitError};
 use super::parse;
+use crate::backends::local::processes::OwnGroup;
 use crate::base::Span;
 
 /// A command that takes longer is given up; what it did is not known.
@@ -46,7 +47,7 @@ impl Commands {
         }
         // Times are not read, but what is read shall not depend on the peer's language.
         command.env("LC_ALL", "C").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        command.kill_on_drop(true).current_dir("/");
+        command.process_group(0).kill_on_drop(true).current_dir("/");
         command
     }
 
@@ -58,12 +59,16 @@ impl Commands {
         }
         let fault = |e: std::io::Error| DriverError(format!("{name}: {e}"));
         let mut child = command.spawn().map_err(fault)?;
-        let done = async {
+        // A site may have a script in a command's place.
+        let group = OwnGroup::of(&child);
+        let done = async move {
             if let (Some(text), Some(mut stdin)) = (input, child.stdin.take()) {
                 // A command that does not read says why itself.
                 let _ = stdin.write_all(text.as_bytes()).await;
             }
-            child.wait_with_output().await
+            let output = child.wait_with_output().await;
+            group.over();
+            output
         };
         match tokio::time::timeout(PATIENCE.to_std(), done).await {
             Ok(Ok(output)) if output.stdout.len() > ANSWER_BYTES_MAX => {

@@ -20,6 +20,7 @@ use crate::core::api::{AttemptKey, StartCommand};
 use crate::model::JobSpec;
 use crate::model::sbatch::{self, Directive};
 use crate::model::spec::Run;
+use crate::model::staging::Staging;
 
 /// How long a guard waits for its peer's first answer.
 const FIRST_ANSWER: Span = Span::secs(60);
@@ -213,6 +214,8 @@ impl Whole<'_> {
             cookie,
             boot: String::new(),
             containers: None,
+            image: None,
+            staging: Staging::default(),
             contacts: self.config.shared.clone(),
             news: self.config.shared.join("news"),
             // Slurm has its own.

@@ -29,6 +29,7 @@ impl Peer {
                     attempt.row.shares.clone_from(&held.shares);
                 }
             }
+            self.repin_promises();
         }
         self.queue_changed();
     }

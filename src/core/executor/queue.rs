@@ -55,6 +55,7 @@ impl Peer {
             self.exec.release_grant(&job, now);
         }
         let request = self.request_of_claim(&claim, &terms);
+        let leaner = self.exec.claims.get(&job).is_some_and(|w| w.terms.lean != terms.lean);
         let changed =
             self.exec.claims.get(&job).is_none_or(|w| w.claim != claim || w.terms.token != terms.token);
         let old = self.exec.claims.remove(&job);
@@ -90,6 +91,10 @@ impl Peer {
             self.exec.report_dirty = true;
             self.queue_joined(key);
         }
+        if leaner {
+            // What is kept free is so for another now.
+            self.queue_changed();
+        }
         if !self.exec.grants.contains_key(&job) {
             self.tell_place(job, changed);
         }
@@ -109,6 +114,7 @@ impl Peer {
             max_runtime: claim.max_runtime,
             preemptible: terms.preemptible,
             token: terms.token,
+            lean: terms.lean,
             since,
         }
     }
@@ -130,6 +136,7 @@ impl Peer {
             prospects.waits =
                 format!("{kept} GPUs are kept free for jobs that ran before and priority {priority}");
         }
+        prospects.reserved = self.reserved_against(&AttemptKey { job, epoch });
         let message = match self.speaks_terms(&to) {
             true => Message::ClaimStateWith { job, epoch, ahead, refused: None, prospects },
             false => Message::ClaimState { job, epoch, ahead, refused: None },
@@ -162,6 +169,7 @@ impl Peer {
             let Some(waiting) = self.exec.claims.get_mut(&prospect.key.job) else { continue };
             waiting.place = Some(prospect.ahead);
             waiting.prospects = Prospects {
+                reserved: String::new(),
                 waits: std::mem::take(&mut waiting.prospects.waits),
                 starts_in: prospect.starts_in,
                 front: prospect.front.iter().map(|key| key.job).collect(),
@@ -190,7 +198,7 @@ impl Peer {
         (self.exec.claims.len() >= CLAIMS_MAX).then(|| "the queue is full".into())
     }
 
-    pub(super) fn closed_for(&self) -> Option<String> {
+    pub(in crate::core) fn closed_for(&self) -> Option<String> {
         match (self.draining, self.disk_full, self.exec.strays.is_empty()) {
             _ if self.exec.closed_below.is_some() => self.exec.closed_below.clone(),
             (true, ..) => Some("drains".into()),
@@ -214,6 +222,7 @@ impl Peer {
     pub(in crate::core) fn on_queue_timer(&mut self) {
         self.timer_in(self.cfg.pace.queue_every, Timer::Queue);
         self.tend_shares();
+        self.tend_reservations();
         if let Some(row) = self.exec.usage_row(self.now.mono, self.now.wall) {
             self.write(Write { table: Table::Meta, key: USAGE_KEY.to_vec(), value: Some(row) });
         }
@@ -253,6 +262,7 @@ impl Peer {
         }
         let now = self.now.mono;
         self.note_standings();
+        self.ready_promises();
         let limits = self.quota_room();
         let held = std::cell::RefCell::new(Vec::new());
         let (sched, claims) = (&mut self.exec.sched, &self.exec.claims);
@@ -293,7 +303,10 @@ impl Peer {
     /// Sends attempts away for a more urgent job: notice, checkpoint, stop; their jobs wait again.
     pub(super) fn preempt(&mut self, key: AttemptKey, victims: Vec<AttemptKey>) {
         let priority = self.exec.claims.get(&key.job).map_or(0, |w| w.claim.priority);
-        let why = format!("preempted for {} of priority {priority}", key.job);
+        self.send_away(victims, &format!("preempted for {} of priority {priority}", key.job));
+    }
+
+    pub(in crate::core) fn send_away(&mut self, victims: Vec<AttemptKey>, why: &str) {
         let mut granted = false;
         for victim in victims {
             self.count("preemptions");
@@ -304,7 +317,7 @@ impl Peer {
                 granted = true;
                 continue;
             };
-            attempt.row.preempted = Some(why.clone());
+            attempt.row.preempted = Some(why.to_owned());
             self.save(victim);
             self.stop_within(victim, StopReason::Drain, self.exec.sched.config().notice);
         }
@@ -357,7 +370,7 @@ impl Peer {
             let held = sched.running().get(&AttemptKey { job: *job, epoch: grant.epoch });
             sched.books().by_model(held.map_or(&[], |r| &r.shares), &mut queue.gpus_reserved);
         }
-        queue.waits = sched.waits().into_iter().map(|(model, wait)| (model, coarse(wait))).collect();
+        queue.waits = sched.waits(now).into_iter().map(|(model, wait)| (model, coarse(wait))).collect();
         for r in sched.running().values().filter(|r| r.request.preemptible && !r.stopping) {
             let gpus = r.request.need.gpus.saturating_mul(r.request.ranks);
             if gpus > 0 {
@@ -367,6 +380,7 @@ impl Peer {
         }
         let (kept, priority) = sched.buffer();
         (queue.gpus_buffer, queue.buffer_priority) = (kept, if kept > 0 { priority } else { 0 });
+        self.report_reserved(&mut queue);
         let contact = self.contact_report();
         let due = self
             .exec

@@ -141,7 +141,7 @@ impl Peer {
                 let victims = self.exec.sched.victims_of(key, self.now.mono);
                 request.token && victims.is_some_and(|n| n > 0)
             };
-            let fits = self.exec.sched.fit_now(&request).is_some() || sends();
+            let fits = self.exec.sched.fit_now(&request, self.now.mono).is_some() || sends();
             // More was refused by the ledger: what is left is to send its own lower ones away.
             let short = self.quota_short(&tenant);
             let victims = self.exec.own_victims(&tenant, *of, amount, request.priority).filter(|_| short);

@@ -69,6 +69,55 @@ fn a_job_that_ended_here_is_not_claimed_again_before_that_is_told() {
 }
 
 #[test]
+fn how_far_it_has_come_is_bounded_shown_while_it_starts_and_in_its_spans() {
+    use crate::base::Bytes;
+    use crate::model::staging::{Part, PartKind, PartState, Staging};
+    let (mut peer, key, _) = peer();
+    let attempt = peer.exec.attempts.get_mut(&key).expect("its row");
+    let trail = Trail { trace: TraceId([5; 16]), placed_at: WallTime(1_000), from: None };
+    (attempt.phase, attempt.handed) = (Phase::Starting, Some(WallTime(2_000)));
+    (attempt.row.closed, attempt.row.trail) = (None, Some(trail));
+    let image = |state, done: u64| Part {
+        state,
+        done: Some(Bytes(done)),
+        from: Some(WallTime(2_100)),
+        ..Part::needed(PartKind::Image, "s3://u:p@h/x")
+    };
+    let say = |peer: &mut Peer, parts| {
+        let staging = Box::new(Staging { parts, at: WallTime(2_500) });
+        peer.on_backend(BackendEvent::Staging { key, staging });
+    };
+    say(&mut peer, vec![image(PartState::Comes, 10); 1_000]);
+    let view = peer.exec.attempts_view(Instant(1)).remove(0).staging.expect("while it starts");
+    assert_eq!((view.parts.len(), view.parts[0].name.as_str()), (64, "s3://REDACTED@h/x"));
+    let data = Part::needed(PartKind::Data, "there").there(Some(Bytes(99)));
+    say(&mut peer, vec![data, image(PartState::Comes, 70)]);
+    peer.out.clear();
+    peer.on_backend(BackendEvent::Started { key, at: WallTime(3_000) });
+    let spans: Vec<SpanNote> = peer
+        .out
+        .iter()
+        .filter_map(|o| match o {
+            Output::Event(e) if e.kind == "attempt.started" => Some(e.spans.clone()),
+            _ => None,
+        })
+        .flatten()
+        .collect();
+    let named = |name: &str| -> Vec<&SpanNote> { spans.iter().filter(|s| s.name == name).collect() };
+    assert_eq!(named(trace::START)[0].bytes, Some(Bytes(70)), "what was there was not moved");
+    let brought = named(trace::BRING);
+    assert_eq!((brought.len(), brought[0].bytes), (1, Some(Bytes(70))), "{spans:?}");
+    assert_eq!((brought[0].from, brought[0].to), (WallTime(2_100), WallTime(3_000)));
+    // A word that comes late changes nothing.
+    say(&mut peer, vec![image(PartState::Comes, 1)]);
+    assert_eq!(peer.exec.attempts_view(Instant(1))[0].staging, None, "it runs");
+    // What the version before says of an attempt is read.
+    let mut old = serde_json::to_value(&peer.exec.attempts_view(Instant(1))[0]).expect("plain");
+    old.as_object_mut().expect("an object").remove("staging");
+    assert!(serde_json::from_value::<AttemptView>(old).is_ok());
+}
+
+#[test]
 fn an_end_that_nobody_is_left_to_hear_is_dropped() {
     let (mut peer, key, _) = peer();
     peer.closed_recorded(key, OpResult::Timeout { answered: 0, needed: 1 });

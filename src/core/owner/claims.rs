@@ -5,6 +5,7 @@
 //! yet (a moment's patience), or is worth waiting for by the same figures that `why` shows. An estimate that a queue does
 //! not keep is believed for as long as it said, and no longer than the job has waited already: so patience is
 //! bounded by what it may save.
+// tidy: long because claims, grants and what is said of both read the same soft state of one job
 
 use super::super::message::{Claim, Prospects, Terms};
 use super::*;
@@ -40,8 +41,6 @@ const REST: Span = Span::secs(10);
 const REST_MAX: Span = Span::secs(300);
 /// A cluster where an attempt of the job could not start, or was lost, is not asked for it again for this long.
 const FAILED_FOR_MS: u64 = 30_000;
-/// A cluster that has the preemption token and does not start the job by then loses it to another.
-const TOKEN_FOR: Span = Span::secs(180);
 /// Clusters remembered for their strikes.
 const STRIKES_KEPT: usize = 4_096;
 
@@ -58,6 +57,8 @@ pub(super) struct Laid {
     pub refused: Option<(Instant, String)>,
     /// Times sent since the last answer.
     pub tries: u32,
+    /// Nothing is kept free for it there: as it was sent last.
+    pub lean: bool,
     /// What the cluster said last of the job's chances there.
     pub prospects: Prospects,
 }
@@ -193,7 +194,8 @@ impl Peer {
             .collect();
         driven.claims.retain(|c, l| wanted.contains(c) || l.refused.is_some());
         driven.offers.retain(|c, _| wanted.contains(c));
-        give_token(driven, now);
+        firm::give_token(driven, now);
+        let firm = firm::choose(driven, wanted);
         let token = driven.token.as_ref().map(|(cluster, _)| cluster.clone());
         let (mut lay, mut silent) = (Vec::new(), Vec::new());
         for cluster in wanted {
@@ -211,8 +213,17 @@ impl Peer {
             let every = answered.map_or(CLAIM_EVERY, |l| l.every.scale(2, 1).min(every_max).max(CLAIM_EVERY));
             let prospects = laid.map(|l| l.prospects.clone()).unwrap_or_default();
             let since = laid.map_or(self.now.wall, |l| l.since);
-            let laid =
-                Laid { epoch, since, sent_at: now, every, ahead, refused: None, tries: tries + 1, prospects };
+            let laid = Laid {
+                epoch,
+                since,
+                sent_at: now,
+                every,
+                ahead,
+                refused: None,
+                tries: tries + 1,
+                lean: firm.as_ref() != Some(cluster),
+                prospects,
+            };
             driven.claims.insert(cluster.clone(), laid);
             lay.push(cluster.clone());
         }
@@ -254,6 +265,7 @@ impl Peer {
                         waited: Span::millis(self.now.wall.0.saturating_sub(record.submitted_at.0)),
                         card: self.card_of(&spec.tenant),
                         gathers: false,
+                        lean: firm.as_ref() != Some(&cluster),
                     },
                 },
                 false => Message::Claim(Box::new(claim)),
@@ -436,6 +448,12 @@ impl Peer {
                     // There may be room, and the tenant may not have it.
                     row.fits_now &= waits.is_none();
                     row.reasons.extend(waits.map(|why| Reason::Quota { text: why.clone(), passing: true }));
+                    let reserved = &laid.prospects.reserved;
+                    if !reserved.is_empty() {
+                        row.fits_now = false;
+                        row.reasons.retain(|r| !matches!(r, Reason::Reserved { .. }));
+                        row.reasons.push(Reason::Reserved { text: reserved.clone() });
+                    }
                 }
             }
         }
@@ -464,33 +482,4 @@ fn waited(
     }
     spans.push(SpanNote::new(trace::GRANT, epoch, offer.came, now).at(taken));
     spans
-}
-
-/// Gives the job's one preemption token to the cluster where the fewest attempts would have to go, once all have
-/// answered (or have had a second to). It stays there until that cluster refuses or has had its time.
-fn give_token(driven: &mut Driven, now: Instant) {
-    let stands = |c: &PeerName| driven.claims.get(c).is_some_and(|l| l.refused.is_none());
-    let mut last = None;
-    if let Some((cluster, since)) = &driven.token {
-        if stands(cluster) && now.since(*since) < TOKEN_FOR {
-            return;
-        }
-        last = Some(cluster.clone());
-    }
-    let open = |l: &&Laid| l.ahead.is_none() && l.refused.is_none();
-    let waits = driven.claims.values().filter(open).any(|l| now.since(l.sent_at) < Span::secs(1));
-    let price = |(c, l): (&PeerName, &Laid)| {
-        let victims = l.prospects.victims.filter(|n| *n > 0 && l.refused.is_none())?;
-        // The one that had it and could not use it comes last.
-        Some((last.as_ref() == Some(c), victims, c.clone()))
-    };
-    let best = driven.claims.iter().filter_map(price).min().filter(|_| !waits);
-    // Whoever had it hears at once that it has it no longer; whoever gets it, too.
-    let next = best.map(|(.., cluster)| cluster);
-    for cluster in last.iter().chain(&next) {
-        if let Some(laid) = driven.claims.get_mut(cluster) {
-            laid.every = Span::ZERO;
-        }
-    }
-    driven.token = next.map(|cluster| (cluster, now));
 }

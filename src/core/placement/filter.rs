@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 
 use super::reason::Reason;
 use super::site::{Shape, Site};
-use crate::base::{Instant, Span};
+use crate::base::{Instant, Span, WallTime};
+use crate::core::reserve::reserved_words;
 use crate::model::report::Liveness;
 use crate::model::spec::{JobSpec, Run};
 
@@ -22,6 +23,21 @@ impl Does<'_> {
     fn shape(&self, spec: &JobSpec, shape: &Shape) -> bool {
         spec.resources.gpus == 0
             || shape.model.is_some_and(|m| self.0.get(usize::from(m)).copied().unwrap_or(false))
+    }
+
+    /// Of these free GPUs ([`free_for`]), those that `each` of a node can be made of: on nodes in use, and in all. A
+    /// report of a version that does not say which nodes are in use is taken to have none of these.
+    pub fn room(&self, site: &Site, each: u32, free: u64) -> (u64, u64) {
+        let each = u64::from(each.max(1));
+        let does = |m: u16| self.0.get(usize::from(m)).copied().unwrap_or(false);
+        let (mut left, mut loose) = (0u64, 0u64);
+        for (_, gpus, nodes) in site.gpus_left.iter().filter(|(m, ..)| does(*m)) {
+            let (gpus, nodes) = (u64::from(*gpus), u64::from(*nodes));
+            loose = loose.saturating_add(gpus * nodes);
+            left = left.saturating_add(gpus / each * each * nodes);
+        }
+        let left = left.min(free);
+        (left, left + free.saturating_sub(loose) / each * each)
     }
 
     /// GPUs of models that will do, out of figures by model.
@@ -118,6 +134,37 @@ fn room(spec: &JobSpec, site: &Site, does: &Does<'_>, names: &[String]) -> Optio
     })
 }
 
+/// A job of this length that is sent away for a reservation's start is worth starting.
+const WORTH: Span = Span::secs(60);
+
+/// Free GPUs of models that will do, for this job, and what is reserved for others that keeps it from more.
+pub(super) fn free_for(
+    spec: &JobSpec,
+    site: &Site,
+    does: &Does<'_>,
+    wall: WallTime,
+) -> (u64, Option<Reason>) {
+    let (mut free, mut barred) = (does.sum(&site.gpus_free), None);
+    let ends = spec.max_runtime.map_or(u64::MAX, |run| wall.0.saturating_add(run.as_millis()));
+    for r in site.reserved.iter().filter(|r| r.until > wall) {
+        let (idle, begun) = (does.sum(&r.idle), r.from <= wall);
+        if r.tenant == spec.tenant {
+            // What is reserved for its own tenant is not in what is free.
+            free = free.saturating_add(if begun { idle } else { 0 });
+            continue;
+        }
+        let goes = spec.may_be_preempted() && wall.0.saturating_add(WORTH.as_millis()) < r.from.0;
+        if begun || !(ends <= r.from.0 || goes) {
+            free = free.saturating_sub(if begun { 0 } else { idle });
+            if idle > 0 && barred.is_none() {
+                let text = reserved_words(r.gpus, &r.tenant, r.from, r.until);
+                barred = Some(Reason::Reserved { text });
+            }
+        }
+    }
+    (free, barred)
+}
+
 /// The first reason that may pass, if any: the cluster could run it, but not now as far as is known.
 /// `taken` is what was given out there and its report does not show yet, in GPUs.
 pub(super) fn passing(
@@ -125,7 +172,7 @@ pub(super) fn passing(
     site: &Site,
     does: &Does<'_>,
     taken: u64,
-    now: Instant,
+    (now, wall): (Instant, WallTime),
 ) -> Option<Reason> {
     let member = &site.member;
     let part = |part: &str| Some(Reason::NotReported { part: part.into() });
@@ -149,13 +196,22 @@ pub(super) fn passing(
     if age > REPORT_AGE_MAX {
         return Some(Reason::Stale { age });
     }
-    let (wanted, free) = (spec.gpus_total(), does.sum(&site.gpus_free).saturating_sub(taken));
+    let (free, reserved) = free_for(spec, site, does, wall);
+    let room = does.room(site, spec.resources.gpus, free).1.saturating_sub(taken);
+    let (wanted, free) = (spec.gpus_total(), free.saturating_sub(taken));
     let kept = if spec.priority < queue.buffer_priority { u64::from(queue.gpus_buffer) } else { 0 };
     if wanted > 0 && wanted <= free && wanted > free.saturating_sub(kept) {
         return Some(Reason::GpusKept { wanted, free, kept, priority: queue.buffer_priority });
     }
     if wanted > free {
+        let idle = site.reserved.iter().filter(|r| r.tenant != spec.tenant).map(|r| does.sum(&r.idle));
+        if let Some(reason) = reserved.filter(|_| wanted <= free.saturating_add(idle.sum())) {
+            return Some(reason);
+        }
         return Some(Reason::GpusBusy { wanted, free, queued: queue.queued });
+    }
+    if wanted > room {
+        return Some(Reason::GpusApart { nodes: spec.nodes, each: spec.resources.gpus, free });
     }
     let need = &spec.resources;
     if need.cpus.0.saturating_mul(spec.nodes.into()) > queue.cpus_free.0 {

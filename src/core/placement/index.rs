@@ -15,11 +15,12 @@ use super::filter::{self, Does, REPORT_AGE_MAX};
 use super::reason::Reason;
 use super::score;
 use super::site::{Models, Site};
-use crate::base::{Instant, PeerName, Span};
+use crate::base::{Instant, PeerName, Span, WallTime};
+use crate::core::api::Now;
 use crate::core::books;
 use crate::model::policy::{Policies, Term, Weights};
 use crate::model::report::{Liveness, View};
-use crate::model::spec::JobSpec;
+use crate::model::spec::{JobSpec, Policy};
 
 /// Classes of jobs that are kept; the one used longest ago goes.
 const CLASSES_MAX: usize = 128;
@@ -40,6 +41,9 @@ struct Row {
     /// GPUs that will do: free, and in all.
     free: u64,
     total: u64,
+    /// Of the free ones such as a node of the job can be made of: on nodes in use, and in all.
+    left: u64,
+    room: u64,
     /// GPUs that others wait for.
     queued: u64,
     /// Hours that a small job would wait, as the cluster says.
@@ -125,6 +129,8 @@ pub struct Index {
     goods: u64,
     classes: BTreeMap<u64, Class>,
     clock: u64,
+    /// The time of day, and when it was told.
+    told: Now,
 }
 
 /// One cluster with everything that speaks for or against it.
@@ -163,6 +169,11 @@ impl Index {
     pub fn set_policies(&mut self, policies: Policies) {
         self.policies = policies;
         self.classes.clear();
+    }
+
+    /// What time of day it is.
+    pub fn tell_time(&mut self, now: Now) {
+        self.told = now;
     }
 
     /// Takes a newer view. What is the same in it costs a comparison of pointers.
@@ -256,6 +267,7 @@ impl Index {
                     &self.models.0,
                     &class.goods[i],
                     &class.weights,
+                    self.told.wall,
                 );
             }
             if row.never || row.shut {
@@ -304,10 +316,11 @@ impl Index {
             });
             reasons.extend(goods.absent.clone());
             let fits_ever = reasons.iter().all(Reason::passing);
-            let row = make_row(&class.key, site, &class.does, &self.models.0, goods, &class.weights);
+            let wall = self.told.wall;
+            let row = make_row(&class.key, site, &class.does, &self.models.0, goods, &class.weights, wall);
             let taken = self.stamps[i].taken;
             if fits_ever {
-                reasons.extend(filter::passing(spec, site, &does, taken, now));
+                reasons.extend(filter::passing(spec, site, &does, taken, (now, wall)));
             }
             let m =
                 measure(&row, &class.weights, spec.gpus_total(), taken, now, 0.0, told(&site.member.peer));
@@ -384,15 +397,25 @@ impl Index {
         let goods: Vec<Goods> =
             (0..self.sites.len()).map(|i| estimate::goods(&wanted, &self.sites, i)).collect();
         let key = key_of(spec);
-        let row =
-            |(site, goods): (&Site, &Goods)| make_row(&key, site, &does, &self.models.0, goods, &weights);
+        let wall = self.told.wall;
+        let row = |(site, goods): (&Site, &Goods)| {
+            make_row(&key, site, &does, &self.models.0, goods, &weights, wall)
+        };
         let rows = self.sites.iter().zip(&goods).map(row).collect();
         let (goods_seen, models_seen) = (self.goods, self.models.0.len());
         Class { key, used: 0, goods_seen, models_seen, weights, does, goods, rows }
     }
 }
 
-fn make_row(spec: &JobSpec, site: &Site, does: &[bool], names: &[String], goods: &Goods, w: &Weights) -> Row {
+fn make_row(
+    spec: &JobSpec,
+    site: &Site,
+    does: &[bool],
+    names: &[String],
+    goods: &Goods,
+    w: &Weights,
+    wall: WallTime,
+) -> Row {
     let mut row = Row { fixed: site.fixed, fluid: site.fluid, ..Row::default() };
     let models = Does(does);
     row.never = goods.absent.as_ref().is_some_and(|reason| !reason.passing());
@@ -403,13 +426,18 @@ fn make_row(spec: &JobSpec, site: &Site, does: &[bool], names: &[String], goods:
     row.shut = site.member.draining || site.member.liveness == Liveness::Lost;
     let Some(report) = site.report() else { return row };
     row.heard = report.heard_at;
-    row.open = match filter::passing(spec, site, &models, 0, report.heard_at) {
+    row.open = match filter::passing(spec, site, &models, 0, (report.heard_at, wall)) {
         None => true,
         // Compared anew in every decision, less what was just given out.
-        Some(Reason::GpusBusy { .. }) => true,
+        Some(Reason::GpusBusy { .. } | Reason::GpusApart { .. } | Reason::Reserved { .. }) => true,
         Some(_) => false,
     } && goods.absent.is_none();
-    (row.free, row.total) = (models.sum(&site.gpus_free), models.sum(&site.gpus_total));
+    (row.free, row.total) = (filter::free_for(spec, site, &models, wall).0, models.sum(&site.gpus_total));
+    (row.left, row.room) = models.room(site, spec.resources.gpus, row.free);
+    if spec.placement.policy == Policy::Spread {
+        // It wants the emptiest cluster, not the best filled one.
+        row.left = 0;
+    }
     if let Some(queue) = &report.queue {
         row.queued = queue.queued_gpus;
         let said = queue.waits.iter().filter(|(model, _)| {
@@ -447,15 +475,20 @@ fn measure(
     told: Option<f64>,
 ) -> Measure {
     let free = row.free.saturating_sub(taken);
-    let fits =
-        row.open && free >= wanted && now.since(row.heard) <= REPORT_AGE_MAX && told.is_none_or(|h| h <= 0.0);
+    let fits = row.open
+        && row.room.saturating_sub(taken) >= wanted
+        && now.since(row.heard) <= REPORT_AGE_MAX
+        && told.is_none_or(|h| h <= 0.0);
     let wait = match told {
         _ if fits => 0.0,
         // A queue that keeps putting it off is not believed for ever either.
         Some(hours) => hours.max(waited / 4.0),
-        None => wait_hours(row, wanted, free, taken).max(waited),
+        None => wait_hours(row, wanted, free.min(row.room.saturating_sub(taken)), taken).max(waited),
     };
-    let load = if row.total == 0 { 0.0 } else { 1.0 - free.min(row.total) as f64 / row.total as f64 };
+    // What fits beside others breaks into no node that a gang could have whole: such a cluster is as good as an idle one.
+    let beside = wanted > 0 && row.left.saturating_sub(taken) >= wanted;
+    let load =
+        if row.total == 0 || beside { 0.0 } else { 1.0 - free.min(row.total) as f64 / row.total as f64 };
     let fixed = row.base + w.of(Term::Load) * load;
     let start = w.of(Term::Start);
     Measure {
@@ -505,6 +538,7 @@ fn key_of(spec: &JobSpec) -> JobSpec {
         checkpoint: None,
         retries: 0,
         on_lost_contact: crate::model::spec::OnLostContact::default(),
+        preemptible: Some(spec.may_be_preempted()),
         ..spec.clone()
     }
 }
@@ -519,6 +553,7 @@ fn alike(key: &JobSpec, spec: &JobSpec) -> bool {
         && key.data_sizes == spec.data_sizes
         && key.communication == spec.communication
         && key.max_runtime == spec.max_runtime
+        && key.preemptible == Some(spec.may_be_preempted())
         && key.placement == spec.placement
         && key.groups == spec.groups
 }
@@ -536,7 +571,7 @@ fn hash(spec: &JobSpec) -> u64 {
     for n in [u64::from(r.gpus), r.cpus.0, r.memory.0, u64::from(spec.nodes)] {
         eat(&n.to_le_bytes());
     }
-    eat(&[spec.placement.policy as u8]);
+    eat(&[spec.placement.policy as u8, u8::from(spec.may_be_preempted())]);
     for text in
         r.gpu.iter().chain(&spec.data).chain(&spec.image).chain([&spec.tenant]).chain(&spec.placement.regions)
     {

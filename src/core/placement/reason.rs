@@ -122,6 +122,11 @@ pub enum Reason {
         /// It may pass.
         passing: bool,
     },
+    /// There would be room, but for what is reserved for another tenant.
+    Reserved {
+        /// In words and numbers.
+        text: String,
+    },
     /// Nothing (or not this part) was heard of it yet.
     NotReported {
         /// `it`, `capacity`, `queue`.
@@ -151,6 +156,15 @@ pub enum Reason {
         free: u64,
         /// Jobs that wait there.
         queued: u32,
+    },
+    /// Enough GPUs are free, and too few of them together on one node.
+    GpusApart {
+        /// Nodes wanted,
+        nodes: u32,
+        /// with so many GPUs each.
+        each: u32,
+        /// Free, less what was just given out.
+        free: u64,
     },
     /// Enough GPUs are free, and some of them are kept for jobs that ran before and for urgent ones.
     GpusKept {
@@ -220,6 +234,7 @@ impl Reason {
             Self::Price { .. } => "price",
             Self::DataAbsent { .. } => "data-absent",
             Self::Quota { .. } => "quota",
+            Self::Reserved { .. } => "reserved",
             Self::NotReported { .. } => "not-reported",
             Self::Lost => "lost",
             Self::Suspect => "suspect",
@@ -227,6 +242,7 @@ impl Reason {
             Self::Closed { .. } => "closed",
             Self::Stale { .. } => "stale",
             Self::GpusBusy { .. } => "gpus-busy",
+            Self::GpusApart { .. } => "gpus-apart",
             Self::GpusKept { .. } => "gpus-kept",
             Self::CpusBusy { .. } => "cpus-busy",
             Self::MemoryBusy { .. } => "memory-busy",
@@ -334,7 +350,7 @@ impl fmt::Display for Reason {
                     (true, false) => f.write_str("; no cluster says that it holds it"),
                 }
             }
-            Self::Quota { text, .. } => f.write_str(text),
+            Self::Quota { text, .. } | Self::Reserved { text } => f.write_str(text),
             Self::NotReported { part } if part == "it" => f.write_str("has not reported yet"),
             Self::NotReported { part } => write!(f, "has not reported its {part} yet"),
             Self::Lost => f.write_str("is lost: not heard of for long"),
@@ -344,6 +360,9 @@ impl fmt::Display for Reason {
             Self::Stale { age } => write!(f, "its report is {age} old"),
             Self::GpusBusy { wanted, free, queued } => {
                 write!(f, "{free} of {wanted} GPUs wanted are free; {queued} jobs wait there")
+            }
+            Self::GpusApart { nodes, each, free } => {
+                write!(f, "{free} GPUs are free, and not {each} together on {nodes} of its nodes")
             }
             Self::GpusKept { wanted, free, kept, priority } => {
                 write!(

@@ -1,7 +1,7 @@
 //! One cluster as the scheduler keeps it: its report, and the figures of it that decisions read, made once.
 
 use super::filter::by_model;
-use crate::base::{Bytes, Instant, MilliCpu, Span};
+use crate::base::{Bytes, Instant, MilliCpu, Span, WallTime};
 use crate::model::report::{MemberView, Report};
 
 /// What was given out is deducted for no longer than this: by then the cluster has said so, or never will.
@@ -19,6 +19,17 @@ pub(super) struct Shape {
     pub count: u32,
 }
 
+/// GPUs that are kept for a tenant for a time.
+#[derive(Debug, Clone)]
+pub(super) struct Reserved {
+    pub tenant: String,
+    pub gpus: u32,
+    pub from: WallTime,
+    pub until: WallTime,
+    /// Those that nobody holds, by number of the model.
+    pub idle: Vec<(u16, u32)>,
+}
+
 /// One cluster.
 #[derive(Debug, Clone)]
 pub(super) struct Site {
@@ -27,6 +38,10 @@ pub(super) struct Site {
     /// Free GPUs and all GPUs by number of the model.
     pub gpus_free: Vec<(u16, u32)>,
     pub gpus_total: Vec<(u16, u32)>,
+    /// Nodes in use with free GPUs: number of the model, how many are free on one, how many such nodes.
+    pub gpus_left: Vec<(u16, u32, u32)>,
+    /// What is reserved for whom.
+    pub reserved: Vec<Reserved>,
     /// When and how many GPUs were given out here that its report does not show yet.
     given: Vec<(Instant, u64)>,
     /// Their sum.
@@ -46,6 +61,8 @@ impl Site {
             shapes: Vec::new(),
             gpus_free: Vec::new(),
             gpus_total: Vec::new(),
+            gpus_left: Vec::new(),
+            reserved: Vec::new(),
             given: Vec::new(),
             taken: 0,
             fixed: 0,
@@ -130,6 +147,19 @@ impl Site {
             None => (Vec::new(), Vec::new()),
         };
         (self.gpus_free, self.gpus_total) = (free, total);
+        self.gpus_left.clear();
+        let queue = self.member.report.as_ref().and_then(|r| r.queue.as_ref());
+        for (model, left) in queue.iter().flat_map(|q| &q.gpus_left) {
+            let Some(number) = models.number(model) else { continue };
+            self.gpus_left.extend(left.iter().map(|(free, nodes)| (number, *free, *nodes)));
+        }
+        self.reserved.clear();
+        for r in queue.iter().flat_map(|q| q.reserved.iter().map(move |r| (*q, r))) {
+            let (queue, r) = r;
+            let idle = by_model(&r.idle, &queue.gpus_total, |m| models.number(m));
+            let (tenant, gpus, from, until) = (r.tenant.clone(), r.gpus, r.from, r.until);
+            self.reserved.push(Reserved { tenant, gpus, from, until, idle });
+        }
     }
 
     /// GPUs were given out here just now.

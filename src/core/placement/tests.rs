@@ -248,6 +248,42 @@ fn every_reason_is_typed_and_in_words() {
     }
 }
 
+/// A small job fills up a node that is in use, also where another cluster has more free, so that gangs find nodes of their own.
+#[test]
+fn a_small_job_leaves_whole_nodes_to_those_that_need_them() {
+    let left = |member: &mut MemberView, left: &[(u32, u32)]| {
+        queue(member, |q| q.gpus_left = [("H100".into(), left.iter().copied().collect())].into());
+    };
+    let members = || {
+        // One node is full and two are free.
+        let idle = cluster("idle", vec![node("H100", 8, 3)], 16);
+        let mut used = cluster("used", vec![node("H100", 8, 4)], 8);
+        left(&mut used, &[(1, 2), (3, 2)]);
+        vec![idle, used]
+    };
+    let first = |text: &str| best(&job(text), members())[0].cluster.to_string();
+    assert_eq!(first("resources: {gpus: 1}"), "used");
+    assert_eq!(first("resources: {gpus: 1}\nplacement: {policy: spread}"), "idle", "as it was asked for");
+    assert_eq!(first("resources: {gpus: 3}\nnodes: 2"), "used");
+    // It would have to break into a node: then rather where much is free.
+    assert_eq!(first("resources: {gpus: 4}"), "idle");
+    let gang = job("resources: {gpus: 4}\nnodes: 2");
+    let rows = rows(&gang, members());
+    assert_eq!((order(&rows), codes(&rows[1])), (vec!["idle", "used"], vec!["gpus-apart"]));
+    assert!(
+        rows[1].words().contains("8 GPUs are free, and not 4 together on 2 of its nodes"),
+        "{}",
+        rows[1].words()
+    );
+    assert!(rows[1].fits_ever && !rows[1].fits_now);
+    let picks = best(&gang, members());
+    assert_eq!(picks.iter().map(|p| p.fits_now).collect::<Vec<_>>(), [true, false]);
+    // More said to be left than is free is not believed.
+    let mut liar = cluster("liar", vec![node("H100", 8, 2)], 2);
+    left(&mut liar, &[(u32::MAX, u32::MAX)]);
+    assert!(!best(&job("resources: {gpus: 8}"), vec![liar])[0].fits_now);
+}
+
 #[test]
 fn fifteen_jobs_land_ten_and_five() {
     // One peer places all of them before any report changes: what it gave out is deducted.

@@ -70,6 +70,11 @@ impl Accounts {
         id
     }
 
+    /// A tenant's number, where somebody names it or it is remembered.
+    pub fn known(&self, tenant: &str) -> Option<Tenant> {
+        self.by_name.get(tenant).copied()
+    }
+
     /// One that named it is gone.
     pub fn leave(&mut self, tenant: Tenant) {
         if let Some(account) = self.accounts.get_mut(&tenant) {

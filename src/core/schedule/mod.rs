@@ -10,6 +10,7 @@
 //! | `nodes` | which nodes and GPUs: least fragmentation, tightest set |
 //! | `backfill` | the reservation of what does not fit, and what may run before it |
 //! | `preempt` | victims |
+//! | `promised` | capacity that is promised to a tenant for a time |
 //! | `outlook` | places and start estimates |
 //!
 //! **Bounds.** One pass looks at `depth` requests and tries each kind of request that does not fit once; joining costs one
@@ -24,16 +25,18 @@ pub mod nodes;
 pub mod order;
 pub mod outlook;
 pub mod preempt;
+pub mod promised;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use self::backfill::{Reservation, reserve};
+use self::backfill::{Kept, Reservation, reserve};
 use self::fair::{Accounts, Tenant};
 use self::nodes::{Choice, Fit, Mix, fit};
 use self::order::Queue;
 use self::outlook::MeanRuntime;
+use self::promised::Promised;
 use super::api::{Held, NodeShare};
 use super::books::{Books, Need, WHOLE};
 use crate::base::{Instant, Span};
@@ -108,6 +111,9 @@ pub struct Request {
     pub preemptible: bool,
     /// May send others away: its owner gave this cluster, and no other, the token.
     pub token: bool,
+    /// It is granted when it fits, and gets no reservation: it may have one at another cluster. While it is the first that
+    /// does not fit, nobody behind it gets one here either.
+    pub lean: bool,
     /// Since when it waits, microseconds on this cluster's clock; may lie before that clock's start.
     pub since: i64,
 }
@@ -178,6 +184,8 @@ pub enum Why {
     EndsBefore(Instant),
     /// It takes nothing that those in front will need.
     Beside,
+    /// It takes what is reserved for its tenant.
+    Reserved,
 }
 
 /// What shall happen. The scheduler has noted it as done.
@@ -225,6 +233,7 @@ pub struct Scheduler<K> {
     misses: BTreeMap<Need, u32>,
     /// Ranks that wait, by kind.
     queued_needs: BTreeMap<Need, u64>,
+    promised: Promised,
 }
 
 impl<K: Copy + Ord> Scheduler<K> {
@@ -248,6 +257,7 @@ impl<K: Copy + Ord> Scheduler<K> {
             returning: BTreeSet::new(),
             misses: BTreeMap::new(),
             queued_needs: BTreeMap::new(),
+            promised: Promised::default(),
         }
     }
 
@@ -267,6 +277,7 @@ impl<K: Copy + Ord> Scheduler<K> {
         self.books = books;
         self.misses.clear();
         self.reservations.clear();
+        self.promises_on(nodes);
     }
 
     /// What one rank needs, in the books' terms.
@@ -374,7 +385,11 @@ impl<K: Copy + Ord> Scheduler<K> {
     fn in_buffer(&self, key: &K, request: &Request) -> bool {
         let kept = self.buffer_kept();
         let wants = request.milli();
-        kept > 0 && self.books.free_milli() < kept.saturating_add(wants) && !self.uses_buffer(key, request)
+        kept > 0 && self.free_for_all() < kept.saturating_add(wants) && !self.uses_buffer(key, request)
+    }
+    /// Free thousandths of GPUs that are not promised to somebody now.
+    fn free_for_all(&self) -> u64 {
+        self.books.free_milli().saturating_sub(self.promised.idle)
     }
     /// A request like this would never be granted, since so many GPUs are kept free.
     pub fn beyond_buffer(&self, request: &Request, returns: bool) -> bool {
@@ -386,7 +401,7 @@ impl<K: Copy + Ord> Scheduler<K> {
     pub fn buffered(&self, key: &K) -> bool {
         self.waiting
             .get(key)
-            .is_some_and(|w| self.books.free_milli() >= w.request.milli() && self.in_buffer(key, &w.request))
+            .is_some_and(|w| self.free_for_all() >= w.request.milli() && self.in_buffer(key, &w.request))
     }
 
     /// What a request of this tenant may take back: none where it is no longer within its guaranteed share.
@@ -463,10 +478,15 @@ impl<K: Copy + Ord> Scheduler<K> {
         left
     }
 
-    /// Where it would start if it were alone in the queue. Reservations do not count: for an attempt that the
-    /// record says is to start here.
-    pub fn fit_now(&self, request: &Request) -> Option<Vec<NodeShare>> {
-        let choice = Choice { mix: Some(&self.mix), topologies: &self.topologies, also: &[] };
+    /// Where it would start if it were alone in the queue: what waits does not count, what is promised to others does.
+    /// For an attempt that the record says is to start here.
+    pub fn fit_now(&self, request: &Request, now: Instant) -> Option<Vec<NodeShare>> {
+        if let Some(inside) = self.fit_inside(request, now) {
+            return Some(inside.shares);
+        }
+        let mut masks = BTreeMap::new();
+        let also: Vec<&Books> = self.beside(self.conflicts(request, now), &mut masks).into_iter().collect();
+        let choice = Choice { mix: Some(&self.mix), topologies: &self.topologies, also: &also };
         fit(&self.books, request.ranks, &request.need, &choice).map(|f| f.shares)
     }
 
@@ -539,6 +559,10 @@ impl<K: Copy + Ord> Scheduler<K> {
         let order: Vec<K> = self.in_order(now).take(looked_at).filter(|k| may(k)).take(depth).collect();
         let mut pass = Pass { now, ..Pass::default() };
         self.reservations.clear();
+        self.note_idle(now);
+        for key in self.entitled(now, may) {
+            self.grant_inside(key, &mut pass);
+        }
         for key in order {
             self.consider(key, &mut pass);
         }
@@ -553,8 +577,12 @@ impl<K: Copy + Ord> Scheduler<K> {
         };
         let above = self.reservations.iter().any(|r| r.priority < request.priority);
         let first = !self.missed(&request);
-        let room = self.may_reserve(&request.need);
         let mut pass = Pass { now, joined: true, ..Pass::default() };
+        let room = !request.lean && self.may_reserve(&request.need, &pass);
+        self.note_idle(now);
+        if self.grant_inside(key, &mut pass) {
+            return pass.out;
+        }
         if !above && !request.token {
             self.consider(key, &mut pass);
             let decided = !pass.out.is_empty();
@@ -570,22 +598,19 @@ impl<K: Copy + Ord> Scheduler<K> {
         self.misses.get(&request.need).is_some_and(|ranks| *ranks <= request.ranks)
     }
 
-    fn may_reserve(&self, need: &Need) -> bool {
-        let apart = |r: &Reservation<K>| {
-            let other = self.waiting.get(&r.key).map(|w| &w.request.need);
-            other.is_none_or(|other| {
-                let (a, b) = (need, other);
-                a.gpus > 0 && b.gpus > 0 && !a.pools.iter().any(|p| b.pools.contains(p))
-            })
-        };
-        self.reservations.len() < RESERVATIONS_MAX && self.reservations.iter().all(apart)
+    fn may_reserve(&self, need: &Need, pass: &Pass<K>) -> bool {
+        let apart = |b: &Need| need.gpus > 0 && b.gpus > 0 && !need.pools.iter().any(|p| b.pools.contains(p));
+        let of = |r: &Reservation<K>| self.waiting.get(&r.key).is_none_or(|w| apart(&w.request.need));
+        self.reservations.len() + pass.lean.len() < RESERVATIONS_MAX
+            && self.reservations.iter().all(of)
+            && pass.lean.iter().all(apart)
     }
 
     fn consider(&mut self, key: K, pass: &mut Pass<K>) {
         let now = pass.now;
         let Some(waiting) = self.waiting.get(&key) else { return };
         // Most of those looked at are like one that did not fit: seen without a copy.
-        if self.missed(&waiting.request) && (pass.joined || !self.may_reserve(&waiting.request.need)) {
+        if self.missed(&waiting.request) && (pass.joined || !self.may_reserve(&waiting.request.need, pass)) {
             return;
         }
         let request = waiting.request.clone();
@@ -603,15 +628,19 @@ impl<K: Copy + Ord> Scheduler<K> {
         {
             return;
         }
-        let kind = (request.ranks, request.need.clone());
+        let kept = self.conflicts(&request, now);
+        let kind = (request.ranks, request.need.clone(), kept);
         let ends = request.max_runtime.map(|run| now + SLACK + run);
         let in_time = |r: &Reservation<K>| ends.is_some_and(|end| r.at.is_some_and(|at| end <= at));
         if !self.missed(&request) {
             let bars = |r: &&Reservation<K>| r.binding && r.key != key && r.priority >= request.priority;
             let barring: Vec<&Reservation<K>> = self.reservations.iter().filter(bars).collect();
-            let also: Vec<&Books> = barring.iter().filter(|r| !in_time(r)).map(|r| &r.future).collect();
-            let choice = Choice { mix: Some(&self.mix), topologies: &self.topologies, also: &also };
+            let mut also: Vec<&Books> = barring.iter().filter(|r| !in_time(r)).map(|r| &r.future).collect();
             let barred = !also.is_empty();
+            // What is promised to others, and what is not.
+            let beside = self.beside(kept, &mut pass.beside);
+            also.extend(beside);
+            let choice = Choice { mix: Some(&self.mix), topologies: &self.topologies, also: &also };
             let found = match barred && pass.barred.contains(&kind) {
                 true => None,
                 false => fit(&self.books, request.ranks, &request.need, &choice),
@@ -624,19 +653,28 @@ impl<K: Copy + Ord> Scheduler<K> {
                 };
                 return self.grant(key, request, shares, fragments, why, pass);
             }
-            let open = Choice { also: &[], ..choice };
+            let unpromised: Vec<&Books> = beside.into_iter().collect();
+            let open = Choice { also: &unpromised, ..choice };
             if barred && fit(&self.books, request.ranks, &request.need, &open).is_some() {
                 // It would fit, and must not.
                 pass.barred.insert(kind);
                 return;
             }
-            if self.misses.len() < MISSES_MAX {
+            let all = Choice { also: &[], ..choice };
+            let only_promised =
+                beside.is_some() && fit(&self.books, request.ranks, &request.need, &all).is_some();
+            if !only_promised && self.misses.len() < MISSES_MAX {
                 let least = self.misses.entry(kind.1).or_insert(kind.0);
                 *least = kind.0.min(*least);
             }
         }
-        if !pass.joined && self.may_reserve(&request.need) {
-            self.wait_for(key, &request, pass);
+        if pass.joined || !self.may_reserve(&request.need, pass) {
+            return;
+        }
+        match request.lean && !request.token {
+            // The place of the first in line is taken, and nothing is kept for it.
+            true => pass.lean.push(request.need),
+            false => self.wait_for(key, &request, pass),
         }
     }
 
@@ -654,6 +692,7 @@ impl<K: Copy + Ord> Scheduler<K> {
         self.pinned.remove(&key);
         self.reservations.retain(|r| r.key != key);
         self.books.take(&shares, &request.need);
+        self.note_grant(&shares, &request.need, &mut pass.beside);
         for r in &mut self.reservations {
             let gone = ends.is_some_and(|end| r.at.is_some_and(|at| end <= at));
             if !gone {
@@ -684,9 +723,7 @@ impl<K: Copy + Ord> Scheduler<K> {
         let may = self.config.preemption && request.token && !self.pinned.contains_key(&key);
         if may && pass.preempts < PREEMPTS_MAX && !found.as_ref().is_some_and(soon) {
             pass.preempts += 1;
-            let asked = (request.priority, request.ranks, &request.need);
-            let loans = self.loans_for(&key, request);
-            let victims = preempt::victims(&self.books, self.running.iter(), asked, loans, now);
+            let victims = self.victims_for(&key, request, now);
             if let Some(victims) = victims.filter(|v| !v.is_empty()) {
                 let by = now + self.config.notice;
                 for victim in &victims {
@@ -713,16 +750,29 @@ impl<K: Copy + Ord> Scheduler<K> {
     fn reserve(&self, key: K, request: &Request, now: Instant) -> Option<Reservation<K>> {
         let choice = Choice { mix: None, topologies: &self.topologies, also: &[] };
         let asked = (key, request.priority, request.ranks, &request.need);
-        reserve(&self.books, self.running.iter(), asked, &choice, now)
+        let withhold = |books: &mut Books, at: Instant, gone: &dyn Fn(&K) -> bool| {
+            self.withhold(books, self.others_at(&request.tenant, at), gone);
+        };
+        let kept = Kept { moments: self.promise_ends(now), withhold: &withhold };
+        let kept = (!self.promises().is_empty()).then_some(kept);
+        reserve(&self.books, self.running.iter(), asked, kept.as_ref(), &choice, now)
+    }
+
+    fn victims_for(&self, key: &K, request: &Request, now: Instant) -> Option<Vec<K>> {
+        let asked = (request.priority, request.ranks, &request.need);
+        let loans = self.loans_for(key, request);
+        let bits = self.conflicts(request, now);
+        let withhold = |books: &mut Books, gone: &dyn Fn(&K) -> bool| self.withhold(books, bits, gone);
+        let barred = |r: &Running| self.pinned_by(bits, r);
+        let promised = preempt::Promised { withhold: &withhold, barred: &barred };
+        preempt::victims(&self.books, self.running.iter(), asked, loans, &promised, now)
     }
 
     /// How many attempts this request would have to send away here, none where that would not help. For its
     /// owner, who gives the token to one cluster.
     pub fn victims_of(&self, key: &K, now: Instant) -> Option<usize> {
         let request = &self.waiting.get(key).filter(|_| self.config.preemption)?.request;
-        let asked = (request.priority, request.ranks, &request.need);
-        let loans = self.loans_for(key, request);
-        preempt::victims(&self.books, self.running.iter(), asked, loans, now).map(|v| v.len())
+        self.victims_for(key, request, now).map(|v| v.len())
     }
 }
 
@@ -733,10 +783,14 @@ struct Pass<K> {
     /// Only one request is looked at: it gets no reservation, which is for the first in line.
     joined: bool,
     /// Kinds that would fit and may not, for a reservation's sake.
-    barred: BTreeSet<(u32, Need)>,
+    barred: BTreeSet<(u32, Need, u64)>,
+    /// What is free beside promises, by which.
+    beside: BTreeMap<u64, Books>,
     preempts: usize,
     /// A request of this priority waits until enough is free beside the buffer.
     buffer_waits: Option<u8>,
+    /// Needs of those in front for which nothing is kept here.
+    lean: Vec<Need>,
 }
 
 impl<K> Default for Pass<K> {
@@ -746,8 +800,10 @@ impl<K> Default for Pass<K> {
             out: Vec::new(),
             joined: false,
             barred: BTreeSet::new(),
+            beside: BTreeMap::new(),
             preempts: 0,
             buffer_waits: None,
+            lean: Vec::new(),
         }
     }
 }

@@ -56,6 +56,11 @@ impl<K: Copy + Ord> Queue<K> {
         }
     }
 
+    /// One tenant's, by priority and age.
+    pub fn of(&self, tenant: Tenant) -> impl Iterator<Item = K> + '_ {
+        self.classes.values().filter_map(move |class| class.get(&tenant)).flatten().map(|(_, key)| *key)
+    }
+
     /// How many wait with at least this priority.
     pub fn at_least(&self, priority: u8) -> usize {
         self.counts.range(priority..).map(|(_, n)| n).sum()

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use super::{Running, Scheduler};
 use crate::base::{Instant, Span};
+use crate::core::api::NodeShare;
 use crate::core::books::{Need, WHOLE};
 
 /// Requests whose start is estimated; the rest only know their place.
@@ -137,6 +138,17 @@ impl<K: Copy + Ord> Scheduler<K> {
             let Some(end) = r.ends else { continue };
             line.change(end.max(now), self.part_of(r, pools));
         }
+        for p in self.promises().iter().filter(|p| p.until > now && !pools.is_empty()) {
+            let here = |s: &&NodeShare| {
+                self.books.nodes().get(s.node as usize).is_some_and(|n| pools.contains(&n.pool))
+            };
+            // What its tenant's attempts hold of it is counted as theirs.
+            let (used, _) = self.use_of(p);
+            let pinned: usize = p.shares.iter().filter(here).map(|s| s.gpus.len()).sum();
+            let kept = i128::from((pinned as u64).saturating_sub(u64::from(used)) * u64::from(WHOLE));
+            line.change(p.from.max(now), -kept);
+            line.change(p.until, kept);
+        }
         line
     }
 
@@ -154,7 +166,7 @@ impl<K: Copy + Ord> Scheduler<K> {
 
     /// How long a small request that comes now will wait, by GPU model ("" without GPUs): what waits times the
     /// mean runtime, spread over what there is; nothing where something is free and nobody waits.
-    pub fn waits(&self) -> BTreeMap<String, Span> {
+    pub fn waits(&self, now: Instant) -> BTreeMap<String, Span> {
         let mut queued: Vec<f64> = vec![0.0; self.books.pools().len()];
         for (need, ranks) in &self.queued_needs {
             let pools = if need.gpus > 0 { need.pools.as_slice() } else { &[0] };
@@ -170,6 +182,11 @@ impl<K: Copy + Ord> Scheduler<K> {
             total[node.pool as usize] += node.gpus.len() as f64 * f64::from(WHOLE);
             free[node.pool as usize] += f64::from(node.whole()) * f64::from(WHOLE);
             free[0] += node.cpus as f64;
+        }
+        for share in self.promises().iter().filter(|p| p.runs(now)).flat_map(|p| self.use_of(p).1) {
+            if let Some(node) = self.books.nodes().get(share.node as usize) {
+                free[node.pool as usize] -= share.gpus.len() as f64 * f64::from(WHOLE);
+            }
         }
         total[0] = self.books.totals().cpus as f64;
         let mean = self.mean.get().as_secs_f64();

@@ -6,7 +6,7 @@
 //! That is exact for one victim, and for more never takes one that could stay.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::nodes::{Choice, fit};
 use super::{Running, Standings};
@@ -21,22 +21,33 @@ const SPARED_MAX: usize = 128;
 /// How bad it is: how many, their priorities together, what they have done so far (seconds).
 type Cost = (usize, u64, u64);
 
+/// What is promised to others meanwhile.
+pub struct Promised<'a, K> {
+    /// Takes it from books in which some are let go.
+    pub withhold: &'a dyn Fn(&mut Books, &dyn Fn(&K) -> bool),
+    /// What this one holds would be theirs.
+    pub barred: &'a dyn Fn(&Running) -> bool,
+}
+
 /// The victims, lowest and youngest first; none where all of them would not suffice.
 pub fn victims<'r, K: Copy + Ord + 'r>(
     books: &Books,
     running: impl Iterator<Item = (&'r K, &'r Running)>,
     (priority, ranks, need): (u8, u32, &Need),
     loans: Option<&Standings<K>>,
+    promised: &Promised<K>,
     now: Instant,
 ) -> Option<Vec<K>> {
     let lower = |r: &Running| r.request.preemptible && r.request.priority < priority;
     let lent = |key: &K| loans.is_some_and(|l| l.loans.contains(key));
     let mut may: Vec<(&K, &Running)> = Vec::new();
     let mut stopping: Vec<&Running> = Vec::new();
+    let mut gone: BTreeSet<K> = BTreeSet::new();
     for (key, r) in running {
         if r.stopping {
+            gone.insert(*key);
             stopping.push(r);
-        } else if (lower(r) || lent(key)) && helps(r, need) {
+        } else if (lower(r) || lent(key)) && helps(r, need) && !(promised.barred)(r) {
             may.push((key, r));
         }
     }
@@ -47,6 +58,7 @@ pub fn victims<'r, K: Copy + Ord + 'r>(
     for r in &stopping {
         base.give(&r.shares, &r.request.need);
     }
+    (promised.withhold)(&mut base, &|key| gone.contains(key));
     may.sort_by_key(|(key, r)| (r.request.priority, Reverse(r.started), **key));
     // Nobody falls below what is his own.
     let gpus = |r: &Running| u64::from(r.request.need.gpus) * u64::from(r.request.ranks);

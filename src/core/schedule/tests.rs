@@ -1,13 +1,14 @@
 //! The policy as a whole: order, backfill, gangs, victims, estimates.
+// tidy: long because each rule of the policy has its case here
 
 use super::*;
 use crate::base::{Bytes, MilliCpu};
 use crate::core::books::WHOLE;
 
-fn at(secs: u64) -> Instant {
+pub(super) fn at(secs: u64) -> Instant {
     Instant(secs * 1_000_000)
 }
-fn nodes(count: u32, gpus: u32) -> Vec<NodeCapacity> {
+pub(super) fn nodes(count: u32, gpus: u32) -> Vec<NodeCapacity> {
     group("n", count, gpus, "A100-80G", 64)
 }
 fn group(name: &str, count: u32, gpus: u32, model: &str, cores: u64) -> Vec<NodeCapacity> {
@@ -25,7 +26,7 @@ fn group(name: &str, count: u32, gpus: u32, model: &str, cores: u64) -> Vec<Node
 
 type S = Scheduler<u32>;
 
-fn ask(s: &S, ranks: u32, gpus: u32, run: Option<u64>) -> Request {
+pub(super) fn ask(s: &S, ranks: u32, gpus: u32, run: Option<u64>) -> Request {
     let resources = Resources { gpus, gpu: vec![], cpus: MilliCpu(1_000), memory: Bytes(0) };
     Request {
         tenant: "t".into(),
@@ -35,25 +36,26 @@ fn ask(s: &S, ranks: u32, gpus: u32, run: Option<u64>) -> Request {
         max_runtime: run.map(Span::secs),
         preemptible: false,
         token: false,
+        lean: false,
         since: 0,
     }
 }
 
-fn granted(decisions: &[Decision<u32>]) -> Vec<u32> {
+pub(super) fn granted(decisions: &[Decision<u32>]) -> Vec<u32> {
     let key = |d: &Decision<u32>| match d {
         Decision::Grant { key, .. } => Some(*key),
-        Decision::Preempt { .. } => None,
+        _ => None,
     };
     decisions.iter().filter_map(key).collect()
 }
 fn sent_away(decisions: &[Decision<u32>]) -> Vec<u32> {
     let victims = |d: &Decision<u32>| match d {
         Decision::Preempt { victims, .. } => victims.clone(),
-        Decision::Grant { .. } => vec![],
+        _ => vec![],
     };
     decisions.iter().flat_map(victims).collect()
 }
-fn all(_: &u32) -> bool {
+pub(super) fn all(_: &u32) -> bool {
     true
 }
 
@@ -82,7 +84,7 @@ fn two_machines_of_ten_and_jobs_of_seven_seven_six_three() {
 #[test]
 fn backfill_never_delays_the_first_in_line() {
     let mut s = S::new(&nodes(2, 8), Config::default());
-    s.start(1, ask(&s, 1, 8, Some(1_000)), s.fit_now(&ask(&s, 1, 8, None)).expect("free"), at(0));
+    s.start(1, ask(&s, 1, 8, Some(1_000)), s.fit_now(&ask(&s, 1, 8, None), at(0)).expect("free"), at(0));
     // The head needs both nodes: at 1010 s.
     s.join(2, ask(&s, 2, 8, Some(500)), at(0));
     s.join(3, ask(&s, 1, 4, Some(2_000)), at(0));
@@ -107,7 +109,7 @@ fn backfill_never_delays_the_first_in_line() {
 fn what_the_head_does_not_need_may_be_taken_for_ever() {
     // The head needs 12 of 16; at its time 4 are left over.
     let mut s = S::new(&nodes(2, 8), Config::default());
-    s.start(1, ask(&s, 1, 6, Some(100)), s.fit_now(&ask(&s, 1, 6, None)).expect("free"), at(0));
+    s.start(1, ask(&s, 1, 6, Some(100)), s.fit_now(&ask(&s, 1, 6, None), at(0)).expect("free"), at(0));
     s.join(2, ask(&s, 3, 4, None), at(0));
     s.join(3, ask(&s, 1, 4, None), at(0));
     s.join(4, ask(&s, 1, 4, None), at(0));
@@ -155,7 +157,7 @@ fn small_jobs_do_not_starve_a_gang_of_64() {
 #[test]
 fn an_attempt_without_a_limit_frees_nothing_by_estimate() {
     let mut s = S::new(&nodes(1, 8), Config::default());
-    s.start(1, ask(&s, 1, 8, None), s.fit_now(&ask(&s, 1, 8, None)).expect("free"), at(0));
+    s.start(1, ask(&s, 1, 8, None), s.fit_now(&ask(&s, 1, 8, None), at(0)).expect("free"), at(0));
     s.join(2, ask(&s, 1, 8, Some(10)), at(0));
     assert!(s.decide(at(0), &all).is_empty());
     assert_eq!(s.reservations()[0].at, None);
@@ -163,7 +165,7 @@ fn an_attempt_without_a_limit_frees_nothing_by_estimate() {
     // With a limit it is known.
     s.end(&1, at(1));
     s.take_back(&2, at(1));
-    s.start(3, ask(&s, 1, 8, Some(100)), s.fit_now(&ask(&s, 1, 8, None)).expect("free"), at(1));
+    s.start(3, ask(&s, 1, 8, Some(100)), s.fit_now(&ask(&s, 1, 8, None), at(0)).expect("free"), at(1));
     s.join(4, ask(&s, 1, 1, Some(10)), at(1));
     s.decide(at(1), &all);
     let told = s.prospects(at(1), 9);
@@ -171,7 +173,7 @@ fn an_attempt_without_a_limit_frees_nothing_by_estimate() {
     assert_eq!(of(2).starts_in, Some(Span::secs(110)));
     assert_eq!((of(4).ahead, of(4).front.as_slice()), (1, &[2][..]));
     assert!(of(4).starts_in >= of(2).starts_in);
-    assert!(s.waits()["A100-80G"] > Span::ZERO);
+    assert!(s.waits(at(1))["A100-80G"] > Span::ZERO);
 }
 
 #[test]
@@ -184,7 +186,7 @@ fn other_models_do_not_wait_for_the_head() {
         Request { need: s.need(&resources), ..ask(s, 1, 0, None) }
     };
     let held = of(&s, "A100-80G", 4);
-    let shares = s.fit_now(&held).expect("free");
+    let shares = s.fit_now(&held, at(0)).expect("free");
     s.start(1, held, shares, at(0));
     s.join(2, of(&s, "A100-80G", 8), at(0));
     s.decide(at(100), &all);
@@ -205,7 +207,7 @@ fn urgent(s: &S, ranks: u32, gpus: u32) -> Request {
 
 fn run_one(s: &mut S, key: u32, gpus: u32, priority: u8, preemptible: bool, since: u64) {
     let request = Request { priority, preemptible, ..ask(s, 1, gpus, None) };
-    let shares = s.fit_now(&request).expect("room");
+    let shares = s.fit_now(&request, at(0)).expect("room");
     s.start(key, request, shares, at(since));
 }
 
@@ -313,7 +315,7 @@ fn absurd_figures_do_no_harm() {
     started.sort_unstable();
     assert_eq!(started, [3, 4]);
     s.prospects(Instant(u64::MAX), 10);
-    s.waits();
+    s.waits(at(1));
     for key in 1..=4 {
         s.end(&key, at(0));
         s.leave(&key);
@@ -329,18 +331,18 @@ fn the_least_fragmentation_is_chosen() {
     *s.mix_mut() = Mix::of([(mix.clone(), 10)]);
     let mut hog = ask(&s, 1, 0, None);
     hog.need.cpus = 20_000;
-    let shares = s.fit_now(&hog).expect("free");
+    let shares = s.fit_now(&hog, at(0)).expect("free");
     let poor = shares[0].node;
     s.start(1, hog, shares, at(0));
     // One GPU and few cores: it goes where the GPUs could not be used anyway.
     let mut one = ask(&s, 1, 2, None);
     one.need.cpus = 1_000;
-    assert_eq!(s.fit_now(&one).expect("free")[0].node, poor);
+    assert_eq!(s.fit_now(&one, at(0)).expect("free")[0].node, poor);
     // Shares of one GPU go together.
     let half = Request { need: Need { milli: WHOLE / 2, cpus: 100, ..mix }, ..ask(&s, 1, 1, None) };
-    let first = s.fit_now(&half).expect("free");
+    let first = s.fit_now(&half, at(0)).expect("free");
     s.start(2, half.clone(), first.clone(), at(0));
-    assert_eq!(s.fit_now(&half).expect("free"), first);
+    assert_eq!(s.fit_now(&half, at(0)).expect("free"), first);
 }
 
 #[test]
@@ -351,13 +353,13 @@ fn gpus_that_are_near_are_given_together() {
     let mut s = S::new(&nodes(1, 8), config);
     let pair = ask(&s, 1, 2, None);
     for (key, gpus) in [(1, [0, 2]), (2, [4, 6]), (3, [1, 3])] {
-        let shares = s.fit_now(&pair).expect("free");
+        let shares = s.fit_now(&pair, at(0)).expect("free");
         assert_eq!(shares[0].gpus, gpus);
         s.start(key, pair.clone(), shares, at(0));
     }
     // The broken island's rest is not taken for three.
     s.end(&1, at(1));
-    assert_eq!(s.fit_now(&pair).expect("free")[0].gpus, [0, 2]);
+    assert_eq!(s.fit_now(&pair, at(0)).expect("free")[0].gpus, [0, 2]);
 }
 
 /// 100,000 waiting: a join, a repeat and a pass stay small. Counted in requests looked at, not in time.
@@ -428,7 +430,7 @@ fn what_was_borrowed_is_taken_back_and_no_more() {
     let mut s = S::new(&nodes(1, 8), Config::default());
     for key in 1..=4 {
         let request = Request { tenant: "rich".into(), priority: 60, ..ask(&s, 1, 2, None) };
-        let shares = s.fit_now(&request).expect("room");
+        let shares = s.fit_now(&request, at(0)).expect("room");
         s.start(key, request, shares, at(u64::from(key)));
     }
     let poor = |s: &S, gpus| Request { tenant: "poor".into(), token: true, ..ask(s, 1, gpus, None) };
@@ -460,4 +462,50 @@ fn what_was_borrowed_is_taken_back_and_no_more() {
         loans: [1].into(),
     });
     assert_eq!(victims(&s, 2), [1]);
+}
+
+/// A job that waits at several clusters keeps capacity free at one of them.
+#[test]
+fn a_lean_request_keeps_nothing_and_nobody_behind_it_does() {
+    let begin = || {
+        let mut s = S::new(&nodes(2, 8), Config::default());
+        for key in [1, 2] {
+            s.join(key, ask(&s, 1, 5, None), at(0));
+        }
+        assert_eq!(granted(&s.decide(at(0), &all)), [1, 2]);
+        s
+    };
+    let waits = |s: &mut S, lean: bool| {
+        let gang = Request { lean, ..ask(s, 1, 8, None) };
+        s.join(10, gang, at(40));
+        // As large, and would have a place if it came first.
+        s.join(11, Request { since: 1, ..ask(s, 2, 8, None) }, at(40));
+        assert_eq!(granted(&s.decide(at(40), &all)), [] as [u32; 0]);
+        for key in [20, 21] {
+            s.join(key, Request { since: 2, ..ask(s, 1, 3, None) }, at(41));
+        }
+    };
+    let mut firm = begin();
+    waits(&mut firm, false);
+    assert_eq!(granted(&firm.decide(at(41), &all)).len(), 1, "a node is kept for the gang");
+    let mut lean = begin();
+    waits(&mut lean, true);
+    assert!(lean.reservations().is_empty(), "{:?}", lean.reservations());
+    assert_eq!(granted(&lean.decide(at(41), &all)), [20, 21]);
+    // It is granted as any other when it fits, in its turn.
+    lean.end(&1, at(50));
+    lean.end(&20, at(50));
+    lean.end(&21, at(50));
+    assert_eq!(granted(&lean.decide(at(50), &all)), [10]);
+    // Nobody is in front of the other gang now.
+    assert_eq!(lean.reservations().first().map(|r| r.key), Some(11));
+    // Who may send others away is kept for what these leave, whatever it says.
+    let mut s = begin();
+    let request = Request { lean: true, ..urgent(&s, 1, 8) };
+    for r in s.running.values_mut() {
+        r.request.preemptible = true;
+    }
+    s.join(30, request, at(60));
+    assert_eq!(sent_away(&s.decide(at(60), &all)).len(), 1);
+    assert_eq!(s.reservations().first().map(|r| r.key), Some(30));
 }

@@ -305,6 +305,11 @@ impl Peer {
         card.limits.never_fits(spec).map(|why| format!("tenant {} {why}", spec.tenant))
     }
 
+    /// GPUs that a tenant may use at once, where that is limited.
+    pub(super) fn gpus_at_once(&self, tenant: &str) -> Option<u64> {
+        self.tenants.limited(tenant)?.limits.ceiling()[0]
+    }
+
     // An operator.
 
     /// Sets, or with no patch ends, a tenant's limits.

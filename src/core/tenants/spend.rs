@@ -292,6 +292,8 @@ impl Peer {
             Some(Binding { contact: c.id, series: c.series, homes, incarnation: c.incarnation })
         });
         let followed = self.exec.bound_by(tenant);
+        // What is reserved for it is covered while its time is, used or not.
+        let reserved = Amount { gpus: self.reserved_idle(tenant), ..Amount::ZERO };
         let me = self.cfg.name.clone();
         let Some(spender) = self.tenants.spenders.get_mut(tenant) else { return };
         if spender.row.ledger != card.id() {
@@ -306,6 +308,7 @@ impl Peer {
             gpus: if card.removed { 0 } else { card.limits.keep.get(&me).copied().unwrap_or(0) },
             ..Amount::ZERO
         };
+        let keep = if card.removed { keep } else { keep.max(used.plus(reserved)) };
         let needed = used.plus(spender.pins).max(keep);
         let adopts = (!card.removed && spender.row.era != card.era).then_some(card.era);
         let wanted = spender.want.filter(|_| !card.removed).unwrap_or_default().max(keep);

@@ -129,11 +129,33 @@ struct Env {
     plain: BTreeMap<String, String>,
     /// Names of those that are the index, which only the attempt knows.
     late: Vec<String>,
+    /// Names of those that the peer sets to the same, or to its own.
+    peers: Vec<String>,
+}
+
+impl Env {
+    /// The name of one that only the attempt knows and that this text would have Kubernetes put in.
+    fn asked<'a>(&'a self, text: &str) -> Option<&'a str> {
+        let names = self.late.iter().chain(&self.peers);
+        names.map(String::as_str).find(|name| asks(text, name))
+    }
 }
 
 /// Set by the peer for every job; what a manifest says of them is its own way to the same.
 const RANKS: &[&str] =
     &["RANK", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"];
+
+/// What the peer sets one of these to, in words.
+fn peers_value(name: &str, nodes: u32) -> String {
+    match name {
+        "RANK" | "NODE_RANK" if nodes > 1 => "the number of the node".into(),
+        "RANK" | "NODE_RANK" | "LOCAL_RANK" => "0".into(),
+        "WORLD_SIZE" => nodes.to_string(),
+        "MASTER_ADDR" => "where rank 0 is".into(),
+        "CUDA_DEVICE_ORDER" => "PCI_BUS_ID".into(),
+        _ => "the GPUs that it got".into(),
+    }
+}
 
 fn environment(field: Option<Field>, nodes: u32, index: &Index, said: &mut Said) -> Env {
     let mut env = Env::default();
@@ -144,11 +166,17 @@ fn environment(field: Option<Field>, nodes: u32, index: &Index, said: &mut Said)
             true
         }
         Index::Variable(_) => {
+            env.plain.remove(name);
             env.late.push(name.into());
             true
         }
     };
-    index_is(&mut env, INDEX);
+    // What the peer's own value is the index itself: RANK of the nodes of one job, and 0 where there is one index.
+    let is_same = |name: &str| match index {
+        Index::None => false,
+        Index::Zero => name.ends_with("RANK"),
+        Index::Variable(from) => *from == "RANK" && matches!(name, "RANK" | "NODE_RANK"),
+    };
     for item in items(field, said) {
         let line = item.node.line;
         let path = item.path.clone();
@@ -162,8 +190,22 @@ fn environment(field: Option<Field>, nodes: u32, index: &Index, said: &mut Said)
         let of_index = from.as_ref().is_some_and(is_index);
         let peers = RANKS.contains(&name.as_str()) || nodes > 1 && name == "MASTER_ADDR";
         if let Some(from) = from {
-            if of_index && peers && name.ends_with("RANK") {
+            if of_index && peers && is_same(&name) {
                 said.note(&from, "the peer sets it, to the same");
+                env.peers.push(name);
+            } else if of_index && peers && !name.ends_with("RANK") {
+                let own = peers_value(&name, nodes);
+                said.refuse(
+                    &from,
+                    &format!("{name} is set by the peer, to {own}: compute another in command"),
+                );
+            } else if of_index && peers && *index != Index::None {
+                // The peer's own is set first, and the index over it, before command starts.
+                said.tell(
+                    &from,
+                    format!("is the index, as under Kubernetes, in place of the 0 that the peer sets; WORLD_SIZE is {nodes}"),
+                );
+                index_is(&mut env, &name);
             } else if !(of_index && words::env_name(&name) && index_is(&mut env, &name)) {
                 said.refuse(&from, &from_why(&from, &name));
             }
@@ -179,7 +221,9 @@ fn environment(field: Option<Field>, nodes: u32, index: &Index, said: &mut Said)
         if peers {
             let same = name != "WORLD_SIZE" || value.parse() == Ok(nodes);
             if same {
-                said.note(&shown, &format!("{name} is set by the peer"));
+                let own = peers_value(&name, nodes);
+                said.note(&shown, &format!("{name} is set by the peer, to {own}"));
+                env.peers.push(name);
             } else {
                 said.refuse(
                     &shown,
@@ -188,8 +232,20 @@ fn environment(field: Option<Field>, nodes: u32, index: &Index, said: &mut Said)
             }
             continue;
         }
+        if let Some(asked) = env.asked(&value) {
+            said.refuse(
+                &shown,
+                &format!("only the attempt knows {asked}: make {name} in command, where a shell can read it"),
+            );
+            continue;
+        }
         let value = expand(&value, &env.plain);
+        env.late.retain(|n| *n != name);
         env.plain.insert(name, value);
+    }
+    // Kubernetes adds it at the end, where it is not there.
+    if !env.plain.contains_key(INDEX) && !env.late.iter().any(|n| n == INDEX) {
+        index_is(&mut env, INDEX);
     }
     env
 }
@@ -210,6 +266,19 @@ fn from_why(from: &Field, name: &str) -> String {
     } else {
         format!("only a pod has it: give {name} a value, or use STARLING_JOB_ID, RANK and MASTER_ADDR")
     }
+}
+
+/// Whether `$(NAME)` stands in a text, and not behind another `$`, which makes it plain text.
+fn asks(text: &str, name: &str) -> bool {
+    let mut rest = text;
+    while let Some(at) = rest.find('$') {
+        let after = &rest[at + 1..];
+        if after.strip_prefix('(').and_then(|t| t.strip_prefix(name)).is_some_and(|t| t.starts_with(')')) {
+            return true;
+        }
+        rest = after.strip_prefix('$').unwrap_or(after);
+    }
+    false
 }
 
 /// `$(NAME)` and `$$` as Kubernetes expands them; what is not known stays.
@@ -246,11 +315,8 @@ fn argv_of(field: Option<Field>, env: &Env, said: &mut Said) -> Vec<String> {
     for item in items(field, said) {
         let shown = Field { path: item.path.clone(), node: item.node.clone() };
         let Some(word) = text(item, said) else { continue };
-        if env.late.iter().any(|name| word.contains(&format!("$({name})"))) {
-            said.refuse(
-                &shown,
-                "only the attempt knows its index: let a shell read it, as $JOB_COMPLETION_INDEX",
-            );
+        if let Some(asked) = env.asked(&word) {
+            said.refuse(&shown, &format!("only the attempt knows {asked}: let a shell read it, as ${asked}"));
         }
         out.push(expand(&word, &env.plain));
     }

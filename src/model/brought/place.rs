@@ -97,20 +97,49 @@ const PREFERRED: &super::Table = &[(
 fn one(key: &str, values: Vec<Field>, place: &mut Place, said: &mut Said) {
     let Some(first) = values.first() else { return };
     let line = first.node.line;
+    let shown = Field { path: first.path.clone(), node: first.node.clone() };
     if PRODUCT.contains(&key) {
+        let mut models = Vec::new();
         for field in values {
-            product(key, field, place, said);
+            product(key, field, &mut models, said);
+        }
+        // A node has all that is required of it: what one rule leaves, the next makes fewer.
+        if !place.models.is_empty() && !models.is_empty() {
+            let both = both(&place.models, &models, gpu::matches);
+            if both.is_empty() {
+                let (before, now) = (place.models.join(", "), models.join(", "));
+                said.refuse(
+                    &shown,
+                    &format!("no GPU is {now} and {before}, which another rule asks for: keep one"),
+                );
+                return;
+            }
+            models = both;
+        }
+        if !models.is_empty() {
+            place.models = models;
         }
         place.model_line = place.model_line.or(line);
         return;
     }
     if REGION.contains(&key) || ZONE.contains(&key) {
         let list = if REGION.contains(&key) { &mut place.regions } else { &mut place.zones };
-        if !list.is_empty() {
-            said.refuse(first, "said twice: keep one");
-            return;
+        let mut names: Vec<String> = values.into_iter().filter_map(|f| text(f, said)).collect();
+        if !list.is_empty() && !names.is_empty() {
+            let both = both(list, &names, |a, b| a == b);
+            if both.is_empty() {
+                let (before, now) = (list.join(", "), names.join(", "));
+                said.refuse(
+                    &shown,
+                    &format!("no node is in {now} and in {before}, which another rule asks for: keep one"),
+                );
+                return;
+            }
+            names = both;
         }
-        list.extend(values.into_iter().filter_map(|f| text(f, said)));
+        if !names.is_empty() {
+            *list = names;
+        }
         return;
     }
     match key {
@@ -138,13 +167,37 @@ fn one(key: &str, values: Vec<Field>, place: &mut Place, said: &mut Said) {
                 "is asked of the cluster, not of a node: it runs only where a peer's configuration has this label",
             );
             for field in values {
-                place.labels.extend(text(field, said).map(|value| (key.to_owned(), value)));
+                let Some(value) = text(field, said) else { continue };
+                match place.labels.get(key) {
+                    Some(before) if *before != value => said.refuse(
+                        &shown,
+                        &format!(
+                            "no node has {value:?} and {before:?}, which another rule asks for: keep one"
+                        ),
+                    ),
+                    _ => drop(place.labels.insert(key.to_owned(), value)),
+                }
             }
         }
     }
 }
 
-fn product(key: &str, field: Field, place: &mut Place, said: &mut Said) {
+/// What two lists have in common, where one word may take in several of the other list.
+fn both(a: &[String], b: &[String], takes: impl Fn(&str, &str) -> bool) -> Vec<String> {
+    let narrower = |have: &[String], wanted: &[String]| -> Vec<String> {
+        have.iter().filter(|h| wanted.iter().any(|w| takes(w, h))).cloned().collect()
+    };
+    let mut out = narrower(b, a);
+    for other in narrower(a, b) {
+        if !out.contains(&other) {
+            out.push(other);
+        }
+    }
+    out
+}
+
+/// The models that one value of a product label names.
+fn product(key: &str, field: Field, found: &mut Vec<String>, said: &mut Said) {
     let shown = Field { path: field.path.clone(), node: field.node.clone() };
     let Some(value) = text(field, said) else { return };
     if value.contains("-MIG-") || value.ends_with("-SHARED") {
@@ -168,8 +221,8 @@ fn product(key: &str, field: Field, place: &mut Place, said: &mut Said) {
         },
     };
     for model in models {
-        if !place.models.contains(&model) {
-            place.models.push(model);
+        if !found.contains(&model) {
+            found.push(model);
         }
     }
 }

@@ -24,6 +24,10 @@ fn refused(text: &str) -> Vec<String> {
     }
 }
 
+fn owned(words: &[&str]) -> Vec<String> {
+    words.iter().map(|w| (*w).to_owned()).collect()
+}
+
 /// A Job with these lines in its spec, pod spec and container.
 fn manifest(job: &str, pod: &str, container: &str) -> String {
     format!(
@@ -163,6 +167,123 @@ fn selectors_name_models_regions_and_labels() {
         "        command: [x]\n",
     ));
     assert!(none[0].contains("and no GPU"), "{none:?}");
+}
+
+#[test]
+fn rules_about_one_label_hold_together() {
+    let gpus = "        command: [x]\n        resources: {limits: {nvidia.com/gpu: 1}}\n";
+    let pod = |selector: &str, rules: &str| {
+        format!(
+            "      nodeSelector: {{{selector}}}\n      affinity: {{nodeAffinity: {{requiredDuringSchedulingIgnoredDuringExecution: \
+             {{nodeSelectorTerms: [{{matchExpressions: [{rules}]}}]}}}}}}\n"
+        )
+    };
+    let rule = |key: &str, values: &str| format!("{{key: {key}, operator: In, values: [{values}]}}");
+    let (product, region) = ("nvidia.com/gpu.product", "topology.kubernetes.io/region");
+    let of = |selector: &str, rules: &str| made(&manifest("", &pod(selector, rules), gpus)).0;
+    // A family and its members, and two labels that name products.
+    let some = rule(product, "NVIDIA-A100-SXM4-80GB, NVIDIA-H100-80GB-HBM3");
+    assert_eq!(of(&format!("{product}: A100"), &some).resources.gpu, ["A100-80G"]);
+    let google =
+        format!("{some}, {}", rule("cloud.google.com/gke-accelerator", "nvidia-h100-80gb, nvidia-l4"));
+    assert_eq!(of("a: b", &google).resources.gpu, ["H100"]);
+    let regions = rule(region, "eu, us");
+    assert_eq!(of(&format!("{region}: us"), &regions).placement.regions, ["us"]);
+    assert_eq!(of("net: ib", &rule("net", "ib")).placement.labels["net"], "ib");
+    for (selector, rules, named) in [
+        (format!("{product}: L4"), some, "no GPU is A100-80G, H100 and L4, which another rule asks for"),
+        (format!("{region}: asia"), regions, "no node is in eu, us and in asia, which another rule asks for"),
+        (
+            "net: ib".into(),
+            rule("net", "roce"),
+            "no node has \"roce\" and \"ib\", which another rule asks for",
+        ),
+    ] {
+        let wrong = refused(&manifest("", &pod(&selector, &rules), gpus));
+        assert!(wrong.len() == 1 && wrong[0].contains(named), "{selector}: {wrong:?}");
+    }
+}
+
+/// What a program sees that is started as this with the peer's own variables: these names, in order.
+fn seen(run: &Run, peers: &[(&str, &str)], names: &[&str]) -> Vec<String> {
+    let Run::Argv(argv) = run else { panic!("{run:?}") };
+    let out = std::process::Command::new(&argv[0])
+        .args(&argv[1..])
+        .env_clear()
+        .env("PATH", "/usr/bin:/bin")
+        .envs(peers.iter().copied())
+        .output()
+        .expect("there is a shell");
+    assert!(out.status.success(), "{out:?}");
+    let text = String::from_utf8_lossy(&out.stdout).into_owned();
+    let value = |name: &&str| {
+        let found = text.lines().find_map(|l| l.strip_prefix(&format!("{name}=")));
+        found.unwrap_or("(none)").to_owned()
+    };
+    names.iter().map(value).collect()
+}
+
+#[test]
+fn a_rank_that_is_the_index_is_what_it_was() {
+    let from = "valueFrom: {fieldRef: {fieldPath: \"metadata.annotations['batch.kubernetes.io/job-completion-index']\"}}";
+    let env: String = ["RANK", "NODE_RANK", "LOCAL_RANK"]
+        .iter()
+        .map(|name| format!("        - name: {name}\n          {from}\n"))
+        .collect();
+    let container = format!("        command: [env]\n        env:\n{env}");
+    let names = ["JOB_COMPLETION_INDEX", "RANK", "NODE_RANK", "LOCAL_RANK"];
+    // An array: the peer would say 0 to each of its jobs.
+    let (spec, notes) =
+        made(&manifest("  completions: 9\n  parallelism: 3\n  completionMode: Indexed\n", "", &container));
+    let peers = [("STARLING_ARRAY_INDEX", "7"), ("RANK", "0"), ("NODE_RANK", "0"), ("LOCAL_RANK", "0")];
+    assert_eq!(seen(&spec.run, &peers, &names), ["7", "7", "7", "7"]);
+    assert!(!notes.iter().any(|n| n.contains("to the same")), "{notes:?}");
+    let told = notes
+        .iter()
+        .filter(|n| n.contains("is the index, as under Kubernetes") && n.contains("WORLD_SIZE is 1"));
+    assert_eq!(told.count(), 3, "{notes:?}");
+    // One job of several nodes: the index is the rank, but never the place on a node.
+    let (spec, notes) =
+        made(&manifest("  completions: 9\n  parallelism: 9\n  completionMode: Indexed\n", "", &container));
+    let peers = [("RANK", "7"), ("NODE_RANK", "7"), ("LOCAL_RANK", "0")];
+    assert_eq!(seen(&spec.run, &peers, &names), ["7", "7", "7", "7"]);
+    assert_eq!(notes.iter().filter(|n| n.contains("to the same")).count(), 2, "{notes:?}");
+    // One index: it is 0 in every way.
+    let (spec, notes) = made(&manifest("  completions: 1\n  completionMode: Indexed\n", "", &container));
+    assert_eq!(spec.env["JOB_COMPLETION_INDEX"], "0");
+    assert_eq!(notes.iter().filter(|n| n.contains("to the same")).count(), 3, "{notes:?}");
+    // What cannot be the same is refused, or its value said.
+    let array = "  completions: 9\n  parallelism: 3\n  completionMode: Indexed\n";
+    let refuse = |container: &str| refused(&manifest(array, "", container));
+    for (container, named) in [
+        (
+            format!("        command: [x]\n        env:\n        - name: WORLD_SIZE\n          {from}\n"),
+            "set by the peer, to 1",
+        ),
+        (
+            format!("        command: [x, $(RANK)]\n        env:\n        - name: RANK\n          {from}\n"),
+            "only the attempt knows RANK: let a shell read it, as $RANK",
+        ),
+        (
+            format!(
+                "        command: [x]\n        env:\n        - name: I\n          {from}\n        - {{name: OUT, value: out/$(I)}}\n"
+            ),
+            "only the attempt knows I: make OUT in command",
+        ),
+        (
+            "        command: [x]\n        args: [$(JOB_COMPLETION_INDEX)]\n".into(),
+            "as $JOB_COMPLETION_INDEX",
+        ),
+    ] {
+        let wrong = refuse(&container);
+        assert!(wrong.len() == 1 && wrong[0].contains(named), "{container}: {wrong:?}");
+    }
+    let (_, notes) = made(&manifest(
+        "",
+        "",
+        "        command: [x, $$(RANK)]\n        env: [{name: RANK, value: \"5\"}]\n",
+    ));
+    assert!(notes[0].contains("RANK is set by the peer, to 0"), "{notes:?}");
 }
 
 #[test]
@@ -443,6 +564,17 @@ fn what_a_task_wishes_of_machines() {
         (spec.placement.labels["cloud"].as_str(), spec.resources.memory),
         ("aws", crate::base::Bytes::gib(16))
     );
+    for (infra, regions, zones) in [
+        ("aws/us-east-1/us-east-1a", vec!["us-east-1"], vec!["us-east-1a"]),
+        ("aws/*/us-east-1a", vec![], vec!["us-east-1a"]),
+        ("aws//us-east-1a", vec![], vec!["us-east-1a"]),
+        ("'*/us-east-1'", vec!["us-east-1"], vec![]),
+        ("/us-east-1/", vec!["us-east-1"], vec![]),
+        ("AWS/*/*", vec![], vec![]),
+    ] {
+        let placement = of(&format!("{{infra: {infra}}}")).placement;
+        assert_eq!((placement.regions, placement.zones), (owned(&regions), owned(&zones)), "{infra}");
+    }
     assert_eq!(of("{cloud: kubernetes}").placement.labels["scheduler"], "kubernetes");
     assert_eq!(of("{any_of: [{region: a}, {region: b}]}").placement.regions, ["a", "b"]);
     assert_eq!(of("{any_of: [{use_spot: false}, {use_spot: true}]}").preemptible, Some(true));
@@ -458,6 +590,8 @@ fn what_a_task_wishes_of_machines() {
         ("{memory: 4x}", "multiples"),
         ("{infra: k8s/mine}", "context"),
         ("{cloud: aws, zzz: 1}", "resources.zzz"),
+        ("{infra: aws/eu/a/b}", "CLOUD/REGION/ZONE"),
+        ("{infra: aws, zone: a}", "resources.zone: \"a\": cannot be carried over: infra says it too"),
     ] {
         let wrong = refuse(text);
         assert!(wrong.len() == 1 && wrong[0].contains(named), "{text}: {wrong:?}");

@@ -226,17 +226,31 @@ fn wish(mut keys: Keys, wish: &mut Wish, said: &mut Said) {
     if let Some(field) = keys.take("infra") {
         let shown = copy(&field);
         let whole = text(field, said).unwrap_or_default();
-        let mut parts = whole.splitn(3, '/').filter(|p| !p.is_empty());
-        if let Some(first) = parts.next() {
+        for key in ["cloud", "region", "zone"] {
+            if let Some(other) = keys.take(key) {
+                said.refuse(&other, "infra says it too: keep one");
+            }
+        }
+        // Cloud, region and zone by their places: `*` or nothing is any.
+        let mut parts = whole.trim_end_matches('/').split('/');
+        let first = parts.next().filter(|p| !p.is_empty()).map(str::to_ascii_lowercase);
+        if let Some(first) = &first {
             cloud(first, &shown, wish, said);
         }
-        let kubernetes = matches!(whole.split('/').next(), Some("k8s" | "kubernetes" | "slurm" | "ssh"));
-        for (n, part) in parts.filter(|p| *p != "*").enumerate() {
+        let kubernetes = matches!(first.as_deref(), Some("k8s" | "kubernetes" | "slurm" | "ssh"));
+        for (n, part) in parts.enumerate().filter(|(_, p)| !matches!(*p, "" | "*")) {
             if kubernetes {
                 said.refuse(&shown, "it names a context of your own: name the cluster under placement: {clusters: …} in a job file");
                 break;
             }
-            if n == 0 { wish.region = Some(part.into()) } else { wish.zone = Some(part.into()) }
+            match n {
+                0 => wish.region = Some(part.into()),
+                1 => wish.zone = Some(part.into()),
+                _ => {
+                    said.refuse(&shown, "must be CLOUD/REGION/ZONE, with * for any");
+                    break;
+                }
+            }
         }
     }
     if let Some(field) = keys.take("cloud") {

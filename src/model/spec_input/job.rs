@@ -84,6 +84,7 @@ pub fn read(root: Field, defaults: &SpecDefaults, m: &mut Mistakes) -> Option<Pa
         array,
         after: Vec::new(),
         preemptible,
+        reserve: None,
         name: name.clone(),
     };
     Some(ParsedSpec { spec, key: job_id.then_some(name), after })

@@ -432,6 +432,7 @@ fn spec() -> impl Strategy<Value = JobSpec> {
                 then: if nodes % 2 == 0 { Then::Restart } else { Then::Fail },
             },
             preemptible: [None, Some(true), Some(false)][retries as usize % 3],
+            reserve: None,
             max_runtime: limit,
             workdir: at,
             name,

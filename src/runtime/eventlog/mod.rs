@@ -33,6 +33,8 @@ const WAITING_MAX: usize = 4_096;
 const QUIET: Duration = Duration::from_millis(250);
 /// or so many wait.
 const UNSYNCED_MAX: u32 = 256;
+/// After some entries the thread lets so much time go by, so that many commits cost one waking of it.
+const GATHER: Duration = Duration::from_millis(2);
 /// Entries that one query gives at most.
 pub const QUERY_MAX: usize = 10_000;
 /// So far apart two neighbouring lines may be in the wrong order.
@@ -229,7 +231,11 @@ impl Writer {
     fn run(mut self, waiting: &Receiver<Work>) {
         loop {
             match waiting.recv_timeout(QUIET) {
-                Ok(work) => self.take(work),
+                Ok(work) => {
+                    self.take(work);
+                    waiting.try_iter().for_each(|work| self.take(work));
+                    std::thread::sleep(GATHER);
+                }
                 Err(RecvTimeoutError::Timeout) => self.flush(),
                 Err(RecvTimeoutError::Disconnected) => return self.flush(),
             }

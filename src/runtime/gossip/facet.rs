@@ -12,6 +12,7 @@ use crate::base::{MeshId, PeerName, WallTime};
 use crate::model::alert::AlertsReport;
 use crate::model::report::{
     BuildReport, CapacityReport, ContactReport, HealthReport, Inventory, LinkSample, QueueReport,
+    ReservedReport,
 };
 use crate::transport::PublicKey;
 use crate::transport::keys::SIGNATURE_BYTES;
@@ -240,15 +241,32 @@ fn check_queue(q: &QueueReport) -> Result<(), String> {
     }
     at_most("waits", q.waits.len() as u64, 300)?;
     q.waits.keys().try_for_each(|model| plain("gpu model", model))?;
+    for (model, left) in &q.gpus_left {
+        let sum = left.iter().fold(0, |sum, (free, nodes)| sum + u64::from(*free) * u64::from(*nodes));
+        at_most("gpus_left", sum, q.gpus_total.get(model).copied().unwrap_or(0).into())?;
+        at_most("gpus_left", left.len() as u64, 1_024)?;
+    }
     let reclaimable = q.gpus_reclaimable.values().fold(0, |sum, n| sum + u64::from(*n));
     at_most("gpus_reclaimable", reclaimable, q.gpus_total.values().map(|n| u64::from(*n)).sum())?;
     at_most("gpus_buffer", q.gpus_buffer.into(), q.gpus_total.values().map(|n| u64::from(*n)).sum())?;
+    at_most("reserved", q.reserved.len() as u64, 64)?;
+    q.reserved.iter().try_for_each(check_reserved)?;
     at_most("cpus_free", q.cpus_free.0, 1_000 * COUNT_MAX)?;
     at_most("memory_free", q.memory_free.0, 1 << 60)?;
     at_most("running", q.running.into(), COUNT_MAX)?;
     at_most("queued", q.queued.into(), COUNT_MAX)?;
     at_most("queued_gpus", q.queued_gpus, 1_000 * COUNT_MAX)?;
     plain("closed", q.closed.as_deref().unwrap_or(""))
+}
+
+fn check_reserved(r: &ReservedReport) -> Result<(), String> {
+    plain("tenant", &r.tenant)?;
+    at_most("GPUs reserved", r.gpus.into(), COUNT_MAX)?;
+    at_most("GPUs reserved and used", r.used.into(), COUNT_MAX)?;
+    at_most("GPU models", r.idle.len() as u64, 64)?;
+    r.idle.keys().try_for_each(|model| plain("gpu model", model))?;
+    let idle = r.idle.values().fold(0, |sum, n| sum + u64::from(*n));
+    at_most("GPUs reserved and idle", idle, r.gpus.into())
 }
 
 fn at_most(what: &str, value: u64, max: u64) -> Result<(), String> {

@@ -147,6 +147,9 @@ impl Picture {
                     gpus_reclaimable: old.gpus_reclaimable,
                     gpus_buffer: old.gpus_buffer,
                     buffer_priority: old.buffer_priority,
+                    gpus_left: old.gpus_left,
+                    reserved: old.reserved,
+                    reserved_more: old.reserved_more,
                     ..queue.clone()
                 });
                 if facet.write().is_err() {

@@ -12,6 +12,7 @@ use axum::extract::State;
 use futures::StreamExt;
 
 use super::{Api, ApiResult, mesh, resolve};
+use crate::backends::local::clock;
 use crate::base::PeerName;
 use crate::core::api::JobFilter;
 use crate::model::JobState;
@@ -226,6 +227,7 @@ async fn peers(api: &Api, me: &PeerDocument) -> Vec<Finding> {
             "set up time synchronisation there: no decision rests on it, but log lines and ages mislead",
         ),
     });
+    out.extend(test_clocks(&documents));
     out.push(compare::drift(&documents));
     out.push(match ending.as_slice() {
         [] => ok("certificates", "none ends within 5 days"),
@@ -237,6 +239,17 @@ async fn peers(api: &Api, me: &PeerDocument) -> Vec<Finding> {
         ),
     });
     out
+}
+
+/// Who goes by a clock that is made for tests: its leases and graces are not those of the other machines.
+fn test_clocks(documents: &[PeerDocument]) -> Option<Finding> {
+    let who: Vec<&str> = documents.iter().filter(|d| d.test_clock).map(|d| d.name.as_str()).collect();
+    let todo = format!(
+        "unset {} there and start it again: a job may run twice beside such a clock",
+        clock::TEST_CLOCK
+    );
+    let text = || format!("made for tests, not the machine's own: {}", who.join(", "));
+    (!who.is_empty()).then(|| finding(Weight::Warn, "clocks", text(), todo))
 }
 
 fn versions(clusters: &[ClusterDocument]) -> Finding {
@@ -342,6 +355,28 @@ mod tests {
             age_ms: 10,
             direct,
         }
+    }
+
+    #[test]
+    fn a_clock_made_for_tests_is_named() {
+        let peer = |text: &str, test_clock: bool| {
+            let mut document = serde_json::json!({
+                "name": text, "mesh": "m", "store": "s", "boot": 1, "listen": "127.0.0.1:1", "api": null, "version": "0",
+                "certificate_from_ms": 0, "certificate_until_ms": 1, "started_at_ms": 0, "draining": false,
+                "isolated": false, "members": {},
+            });
+            if test_clock {
+                document["test_clock"] = true.into();
+            }
+            serde_json::from_value::<PeerDocument>(document).expect("a peer, also of an older version")
+        };
+        assert_eq!(test_clocks(&[peer("a", false)]), None);
+        let found = test_clocks(&[peer("a", false), peer("b", true), peer("c", true)]).expect("one");
+        assert_eq!((found.weight, found.about.as_str()), (Weight::Warn, "clocks"));
+        assert!(found.text.ends_with("b, c") && found.todo.contains("STARLING_TEST_CLOCK"), "{found:?}");
+        // A peer on the machine's own clock says nothing of it: an older version reads its document.
+        let plain = serde_json::to_value(peer("a", false)).expect("a document");
+        assert_eq!(plain.get("test_clock"), None);
     }
 
     #[test]

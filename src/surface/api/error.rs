@@ -192,6 +192,11 @@ fn core_parts(error: &ClientError) -> (StatusCode, &'static str, &'static str) {
             "over_quota",
             "ask for less, or have the limits raised: `starling tenant show NAME`",
         ),
+        ClientError::NoReservation(_) => (
+            S::UNPROCESSABLE_ENTITY,
+            "no_reservation",
+            "see `starling clusters` for what there is, `starling reservations` for what is taken",
+        ),
         ClientError::NoSuchTenant(_) => (
             S::NOT_FOUND,
             "no_such_tenant",

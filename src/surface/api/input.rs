@@ -137,15 +137,26 @@ struct Envelope {
     key: Option<String>,
 }
 
+/// The `Idempotency-Key` header.
+pub fn key(headers: &HeaderMap) -> ApiResult<Option<String>> {
+    let Some(value) = headers.get("idempotency-key") else { return Ok(None) };
+    let text = value.to_str().map_err(|_| ApiError::BadRequest("Idempotency-Key: not ASCII".into()))?;
+    checked_key(Some(text.to_owned()))
+}
+
+fn checked_key(key: Option<String>) -> ApiResult<Option<String>> {
+    if let Some(key) = &key
+        && (key.is_empty() || key.len() > KEY_BYTES_MAX || !key.bytes().all(|b| b.is_ascii_graphic()))
+    {
+        return Err(ApiError::BadRequest(format!("key: not 1 to {KEY_BYTES_MAX} visible ASCII characters")));
+    }
+    Ok(key)
+}
+
 /// Reads a spec document, or `{spec, key}` around one, and the `Idempotency-Key` header.
 pub fn submission(headers: &HeaderMap, body: &Bytes, defaults: &SpecDefaults) -> ApiResult<Submission> {
     let text = std::str::from_utf8(body).map_err(|_| ApiError::BadRequest("body: not UTF-8".into()))?;
-    let header = match headers.get("idempotency-key") {
-        Some(value) => Some(
-            value.to_str().map_err(|_| ApiError::BadRequest("Idempotency-Key: not ASCII".into()))?.to_owned(),
-        ),
-        None => None,
-    };
+    let header = key(headers)?;
     let (document, inner) = match envelope(text)? {
         Some(Envelope { spec: Value::String(text), key }) => (text, key),
         Some(Envelope { spec, key }) => (spec.to_string(), key),
@@ -158,12 +169,7 @@ pub fn submission(headers: &HeaderMap, body: &Bytes, defaults: &SpecDefaults) ->
         return Err(ApiError::TooLarge(DOCUMENT_BYTES_MAX));
     }
     let parsed = seams::parse_spec(&document, defaults).map_err(|m| ApiError::InvalidSpec(m.0))?;
-    let key = header.or(inner).or(parsed.key);
-    if let Some(key) = &key
-        && (key.is_empty() || key.len() > KEY_BYTES_MAX || !key.bytes().all(|b| b.is_ascii_graphic()))
-    {
-        return Err(ApiError::BadRequest(format!("key: not 1 to {KEY_BYTES_MAX} visible ASCII characters")));
-    }
+    let key = checked_key(header.or(inner).or(parsed.key))?;
     Ok(Submission { spec: parsed.spec, key, after: parsed.after })
 }
 

@@ -16,11 +16,12 @@ use super::input::{self, Bounded, Q, Segment};
 use super::limits::Caller;
 use super::{Api, ApiError, ApiResult, resolve};
 use crate::base::{Epoch, JobId, PeerName, Span};
-use crate::core::api::JobFilter;
+use crate::core::api::{AttemptView, InspectReport, JobFilter};
 use crate::core::{ClientRequest, ClientResponse};
-use crate::model::JobRecord;
 use crate::model::array::After;
 use crate::model::report::{Liveness, View};
+use crate::model::staging::Staging;
+use crate::model::{JobRecord, JobState};
 use crate::surface::documents::*;
 
 const LIST_DEFAULT: usize = 100;
@@ -106,6 +107,7 @@ pub struct ListQuery {
     before: Option<String>,
     limit: Option<usize>,
     array: Option<String>,
+    reservations: Option<bool>,
 }
 
 impl ListQuery {
@@ -126,6 +128,7 @@ impl ListQuery {
         let array = self.array.as_deref().map(str::parse).transpose();
         let array = array.map_err(|_| ApiError::BadRequest("array: not a job id".into()))?;
         Ok(JobFilter {
+            reservations: self.reservations.unwrap_or(false),
             array,
             since: moment("since", &self.since)?,
             until: moment("until", &self.until)?,
@@ -151,7 +154,28 @@ pub async fn list(State(api): State<Api>, Q(query): Q<ListQuery>) -> ApiResult<J
 /// `GET /v1/jobs/{id}`
 pub async fn get(State(api): State<Api>, id: Segment) -> ApiResult<Json<JobDocument>> {
     let job = resolve::resolve(&api, &id.0).await?;
-    Ok(Json(JobDocument::new(&resolve::get(&api, job).await?, true)))
+    let record = resolve::get(&api, job).await?;
+    let staging = staging(&api, &record).await;
+    Ok(Json(JobDocument { staging, ..JobDocument::new(&record, true) }))
+}
+
+/// How far what its attempt needs has come, as its cluster says; none where it runs or does not answer in time.
+pub async fn staging(api: &Api, record: &JobRecord) -> Option<Staging> {
+    let placement = record.placement.as_ref().filter(|_| record.state == JobState::Placed)?;
+    let core = core_of(api, &placement.cluster).await?;
+    let mine = |a: &&AttemptView| a.job == record.id() && a.epoch == record.epoch;
+    // Of another peer, perhaps of another version.
+    Some(core.attempts.iter().find(mine)?.staging.clone()?.bounded())
+}
+
+/// What a cluster's core reports of itself; none where it does not answer in time.
+async fn core_of(api: &Api, cluster: &PeerName) -> Option<InspectReport> {
+    if *cluster == api.handle.about().name {
+        return super::local::core_report(api).await.ok();
+    }
+    let ask = resolve::ask(api, cluster, "GET", "/v1/local/inspect".into());
+    let bytes = tokio::time::timeout(QUEUE_ANSWERS_WITHIN, ask).await.ok()?.ok()?;
+    serde_json::from_slice::<InspectDocument>(&bytes).ok().map(|d| d.core)
 }
 
 /// `GET /v1/jobs/{id}/record`
@@ -198,18 +222,10 @@ pub async fn why_here(api: &Api, job: JobId) -> ApiResult<WhyDocument> {
 
 /// Asks the clusters where claims stand who is ahead there. Who does not answer in time is left out.
 async fn who_is_ahead(api: &Api, job: JobId, why: &mut WhyDocument) {
-    let me = api.handle.about().name;
     let waits = |row: &CandidateDocument| row.queue_place.is_some_and(|n| n > 0);
     let asked = why.clusters.iter_mut().filter(|row| waits(row)).take(QUEUES_ASKED_MAX);
     let answers = asked.map(|row| async {
-        let report = if row.cluster == me {
-            super::local::core_report(api).await.ok()
-        } else {
-            let ask = resolve::ask(api, &row.cluster, "GET", "/v1/local/inspect".into());
-            let bytes = tokio::time::timeout(QUEUE_ANSWERS_WITHIN, ask).await.ok().and_then(Result::ok);
-            bytes.and_then(|b| serde_json::from_slice::<InspectDocument>(&b).ok()).map(|d| d.core)
-        };
-        let queue = report.map(|r| r.queue).unwrap_or_default();
+        let queue = core_of(api, &row.cluster).await.map(|r| r.queue).unwrap_or_default();
         row.ahead = queue
             .iter()
             .filter(|c| !c.granted)

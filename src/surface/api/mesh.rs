@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::input::{self, Bounded, Q, Segment};
 use super::{Api, ApiError, ApiResult, resolve};
+use crate::backends::local::clock;
 use crate::base::{PeerName, Span, WallTime};
 use crate::model::report::{Liveness, MemberView};
 use crate::surface::documents::*;
@@ -158,6 +159,7 @@ pub async fn peer(State(api): State<Api>) -> Json<PeerDocument> {
             grace_ms: settings.grace.as_millis(),
             notifiers: settings.notifiers,
         }),
+        test_clock: clock::is_test(),
     })
 }
 

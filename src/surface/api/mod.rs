@@ -18,6 +18,7 @@ mod metrics;
 mod openapi;
 mod operator;
 mod proxy;
+mod reservations;
 pub(crate) mod resolve;
 mod routes;
 mod tenants;
@@ -39,9 +40,19 @@ pub use routes::{Watched, router, router_with};
 use crate::core::{ClientRequest, ClientResponse};
 use crate::runtime::PeerHandle;
 
-/// What every handler has.
+/// What every handler has; cloned for each layer of each request.
 #[derive(Clone)]
-pub(crate) struct Api {
+pub(crate) struct Api(Arc<Parts>);
+
+impl std::ops::Deref for Api {
+    type Target = Parts;
+    fn deref(&self) -> &Parts {
+        &self.0
+    }
+}
+
+/// What is in it.
+pub(crate) struct Parts {
     pub handle: Arc<dyn PeerHandle>,
     pub limits: Arc<limits::Limits>,
     pub memory: Arc<crate::surface::web::Memory>,
@@ -54,7 +65,7 @@ impl Api {
     /// Of a peer and what is gathered beside its API.
     pub fn new(handle: Arc<dyn PeerHandle>, watched: Watched) -> Self {
         let Watched { memory, measures, desk, exported } = watched;
-        Self { handle, limits: Arc::default(), memory, measures, desk, exported }
+        Self(Arc::new(Parts { handle, limits: Arc::default(), memory, measures, desk, exported }))
     }
 
     /// Asks the core; its errors become the API's.

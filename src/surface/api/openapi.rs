@@ -42,7 +42,11 @@ fn operation(route: &Route) -> Value {
         json!({ "name": name, "in": "query", "description": meaning, "schema": { "type": kind } })
     }));
     let good =
-        if matches!(route.path, "/v1/jobs" | "/v1/tokens") && route.method == "POST" { "201" } else { "200" };
+        if matches!(route.path, "/v1/jobs" | "/v1/tokens" | "/v1/reservations") && route.method == "POST" {
+            "201"
+        } else {
+            "200"
+        };
     let mut operation = json!({
         "operationId": operation_id(route),
         "summary": route.summary,
@@ -57,6 +61,11 @@ fn operation(route: &Route) -> Value {
     });
     if route.path == "/v1/jobs" && route.method == "POST" {
         operation["responses"]["200"] = json!({ "description": "the explanation of a dry run" });
+        operation["parameters"].as_array_mut().into_iter().for_each(|list| {
+            list.push(json!({ "name": "Idempotency-Key", "in": "header", "schema": { "type": "string", "maxLength": 128 } }));
+        });
+    }
+    if route.path == "/v1/reservations" && route.method == "POST" {
         operation["parameters"].as_array_mut().into_iter().for_each(|list| {
             list.push(json!({ "name": "Idempotency-Key", "in": "header", "schema": { "type": "string", "maxLength": 128 } }));
         });
@@ -80,6 +89,15 @@ fn body_of(route: &Route) -> Option<Value> {
         }
         ("POST", "/v1/silences") => {
             (json!(["what", "for"]), json!({ "what": text("string"), "for": text("string") }))
+        }
+        ("POST", "/v1/reservations") => {
+            let names = json!({ "oneOf": [text("string"), { "type": "array", "items": text("string") }] });
+            let properties = json!({
+                "tenant": text("string"), "name": text("string"), "gpus": text("integer"), "gpu": names,
+                "cluster": names, "clusters": text("integer"), "for": text("string"),
+                "from": { "type": ["string", "integer"] }, "until": { "type": ["string", "integer"] },
+            });
+            (json!(["gpus"]), properties)
         }
         ("POST", "/v1/tokens") => (json!([]), json!({ "ttl": text("string") })),
         _ => return None,

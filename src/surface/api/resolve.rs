@@ -164,6 +164,9 @@ fn local_uri(filter: &JobFilter) -> String {
     if let Some((at, id)) = filter.before {
         uri.push_str(&format!("&before={}", place_text(at.0, id)));
     }
+    if filter.reservations {
+        uri.push_str("&reservations=true");
+    }
     if let Some(array) = filter.array {
         uri.push_str(&format!("&array={array}"));
     }
@@ -208,7 +211,16 @@ pub async fn resolve(api: &Api, text: &str) -> ApiResult<JobId> {
     }
 }
 
+/// The reservation that an id or the start of one names.
+pub async fn resolve_reservation(api: &Api, text: &str) -> ApiResult<JobId> {
+    resolve_among(api, text, true).await
+}
+
 async fn resolve_one(api: &Api, text: &str) -> ApiResult<JobId> {
+    resolve_among(api, text, false).await
+}
+
+async fn resolve_among(api: &Api, text: &str, reservations: bool) -> ApiResult<JobId> {
     let text = text.to_ascii_lowercase();
     if let Ok(id) = text.parse() {
         return Ok(id);
@@ -221,7 +233,7 @@ async fn resolve_one(api: &Api, text: &str) -> ApiResult<JobId> {
     if text.len() < PREFIX_MIN {
         return Err(ApiError::BadRequest(format!("id: give at least {PREFIX_MIN} characters")));
     }
-    let filter = JobFilter { prefix: Some(text.clone()), limit: 20, ..JobFilter::default() };
+    let filter = JobFilter { prefix: Some(text.clone()), limit: 20, reservations, ..JobFilter::default() };
     let found = list(api, &filter).await?;
     match found.jobs.as_slice() {
         [] if found.unanswered.is_empty() => Err(ApiError::NoJob(text)),

@@ -8,7 +8,7 @@ use axum::routing::{MethodRouter, delete, get, post, put};
 
 use super::{
     Api, ApiError, doctor, events, history, incidents, jobs, limits, local, logs, mesh, metrics, openapi,
-    operator, tenants, trace,
+    operator, reservations, tenants, trace,
 };
 use crate::runtime::PeerHandle;
 use crate::surface::web::{self, Memory};
@@ -94,6 +94,10 @@ pub(crate) const ROUTES: &[Route] = &[
     route!("PUT" "/v1/tenants/{name}" "Set a tenant's limits; what is not named stays, null lifts a limit" &[], JSON, put(tenants::set)),
     route!("DELETE" "/v1/tenants/{name}" "End all limits of a tenant" &[], JSON, delete(tenants::remove)),
     route!("POST" "/v1/tenants/{name}/reclaim" "An operator's word that a lost cluster runs nothing any more: its share is free" &[], JSON, post(tenants::reclaim)),
+    route!("GET" "/v1/reservations" "Reservations of the whole mesh, newest first; says who did not answer" LIST, JSON, get(reservations::list)),
+    route!("POST" "/v1/reservations" "Keep GPUs for a tenant, from a time on, for a time; ask for the reservation until it is no longer pending" &[], JSON, post(reservations::reserve)),
+    route!("GET" "/v1/reservations/{id}" "One reservation, by id or the start of it (4 characters or more)" &[], JSON, get(reservations::show)),
+    route!("DELETE" "/v1/reservations/{id}" "End a reservation" &[], JSON, delete(reservations::end)),
     route!("POST" "/v1/tokens" "A single-use join token" &[], JSON, post(mesh::token)),
     route!("POST" "/v1/drain" "Take no new attempts and hand back the running ones" CLUSTER, JSON, post(mesh::drain)),
     route!("POST" "/v1/undrain" "Take attempts again" CLUSTER, JSON, post(mesh::undrain)),

@@ -211,6 +211,7 @@ fn attempt(job: JobId, phase: &str) -> AttemptView {
         gpus: 8,
         phase: phase.into(),
         age: crate::base::Span::ZERO,
+        staging: None,
     }
 }
 

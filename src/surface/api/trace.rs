@@ -187,6 +187,7 @@ fn tree(record: &JobRecord, job: &JobId, spans: BTreeMap<crate::base::SpanId, Sa
             to_ms: (!said.open).then_some(note.to.0),
             failed: note.failed,
             note: note.note.clone(),
+            bytes: note.bytes.map(|b| b.0),
         });
         for child in below.get(&id).into_iter().flatten().rev() {
             stack.push((*child, depth + 1));

@@ -116,6 +116,12 @@ pub enum Command {
     /// Limit what tenants may use over the whole mesh
     #[command(subcommand)]
     Tenant(super::tenants::TenantCommand),
+    /// Keep GPUs for a tenant, from a time on, for a time
+    Reserve(super::reserve::ReserveArgs),
+    /// Show what is reserved, for whom and when
+    Reservations(super::reserve::ReservationsArgs),
+    /// End a reservation
+    Unreserve(IdArg),
     /// Take no new attempts, and hand back the running ones
     Drain(ClusterArg),
     /// Take attempts again

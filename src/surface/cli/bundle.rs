@@ -12,11 +12,9 @@ use serde_json::{Value, json};
 use super::args::BundleArgs;
 use super::output::plain;
 use super::{Asking, CommandResult, Failure, Reply};
-use crate::base::Bytes;
+use crate::base::{Bytes, secrets::scrub};
 use crate::surface::documents::{PeerDocument, wall_now};
 
-/// What stands in the place of a secret.
-const REDACTED: &str = "REDACTED";
 /// Bytes of one part; more is cut, which is said.
 const PART_BYTES_MAX: usize = 32 << 20;
 /// Parts that are documents of the API: file, path.
@@ -149,154 +147,9 @@ fn entry(tar: &mut Vec<u8>, name: &str, bytes: &[u8], at_secs: u64) {
     tar.resize(tar.len().div_ceil(512) * 512, 0);
 }
 
-/// Words that say that a secret follows.
-const WORDS: [&str; 9] = [
-    "token",
-    "secret",
-    "passw",
-    "api_key",
-    "apikey",
-    "api-key",
-    "credential",
-    "authorization",
-    "private_key",
-];
-
-/// A text without what looks like a secret: the known ones; what follows `token=`, `"password": "` and the like;
-/// `Bearer …`, join tokens, private keys, users and passwords in addresses.
-pub(super) fn scrub(text: &str, known: &[String]) -> String {
-    let mut text = text.to_owned();
-    for secret in known {
-        text = text.replace(secret.as_str(), REDACTED);
-    }
-    let text = keys(&text);
-    let lower = text.to_ascii_lowercase();
-    let mut out = String::with_capacity(text.len());
-    let mut at = 0;
-    while at < text.len() {
-        match secret_at(&text, &lower, at) {
-            Some((begin, end)) if end > begin => {
-                out.push_str(&text[at..begin]);
-                out.push_str(REDACTED);
-                at = end;
-            }
-            _ => {
-                let step = text[at..].chars().next().map_or(1, char::len_utf8);
-                out.push_str(&text[at..at + step]);
-                at += step;
-            }
-        }
-    }
-    out
-}
-
-/// Ends a value that is no JSON text: blanks and what stands around arguments.
-fn ends(b: u8) -> bool {
-    b.is_ascii_whitespace()
-        || matches!(b, b'"' | b'\'' | b',' | b';' | b'&' | b'}' | b']' | b')' | b'<' | b'\\')
-}
-
-/// Where a secret's value lies that is announced at this place.
-fn secret_at(text: &str, lower: &str, at: usize) -> Option<(usize, usize)> {
-    let bytes = text.as_bytes();
-    let until = |from: usize| bytes[from..].iter().position(|b| ends(*b)).map_or(bytes.len(), |n| from + n);
-    let rest = lower.as_bytes().get(at..)?;
-    let starts = |word: &str| rest.starts_with(word.as_bytes());
-    for scheme in ["bearer ", "basic "] {
-        if starts(scheme) {
-            return Some((at + scheme.len(), until(at + scheme.len())));
-        }
-    }
-    if starts("stl1-") {
-        return Some((at, until(at)));
-    }
-    if starts("://") {
-        let end = until(at + 3);
-        let host = bytes[at + 3..end].iter().position(|b| *b == b'/').map_or(end, |n| at + 3 + n);
-        let user = bytes[at + 3..host].iter().rposition(|b| *b == b'@')?;
-        return Some((at + 3, at + 3 + user));
-    }
-    let word = WORDS.iter().find(|w| starts(w))?;
-    let name = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-');
-    let mut i = at + word.len();
-    i += bytes[i..].iter().take_while(|b| name(b)).count();
-    i += bytes[i..].iter().take_while(|b| matches!(**b, b'"' | b'\\' | b' ')).count();
-    if !matches!(bytes.get(i), Some(b'=' | b':')) {
-        return None;
-    }
-    i += 1;
-    let quoted = bytes[i..].iter().take_while(|b| matches!(**b, b'"' | b'\'' | b'\\' | b' ')).count();
-    let has_quote = bytes[i..i + quoted].contains(&b'"');
-    i += quoted;
-    let end = if has_quote {
-        // The whole text of a JSON or TOML value, blanks too.
-        bytes[i..].iter().position(|b| matches!(b, b'"' | b'\\' | b'\n')).map_or(bytes.len(), |n| i + n)
-    } else {
-        until(i)
-    };
-    let value = &text[i..end];
-    let harmless = value.is_empty()
-        || value.starts_with(['{', '[', '/'])
-        || value == REDACTED
-        || (!has_quote && (["null", "true", "false"].contains(&value) || value.parse::<f64>().is_ok()));
-    // `Authorization: Bearer x`: the scheme stays, what follows it goes by its own rule.
-    let scheme = ["bearer", "basic"].contains(&value.to_ascii_lowercase().as_str());
-    (!harmless && !scheme).then_some((i, end))
-}
-
-/// Private keys as PEM.
-fn keys(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(begin) = rest.find("-----BEGIN ") {
-        let head = rest[begin..].find('\n').map_or(rest.len(), |n| begin + n);
-        let end = rest[begin..].find("-----END ").map_or(rest.len(), |n| begin + n);
-        if rest[begin..head].contains("PRIVATE KEY") || rest[begin..end].contains("PRIVATE KEY") {
-            out.push_str(&rest[..begin]);
-            out.push_str(REDACTED);
-            let tail = rest[end..].find("KEY-----").map_or(rest.len(), |n| end + n + "KEY-----".len());
-            rest = &rest[tail..];
-        } else {
-            let next = begin + "-----BEGIN ".len();
-            out.push_str(&rest[..next]);
-            rest = &rest[next..];
-        }
-    }
-    out + rest
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_looks_like_a_secret_is_taken_out() {
-        for (text, want) in [
-            ("curl -H 'Authorization: Bearer abc.def' x", "curl -H 'Authorization: Bearer REDACTED' x"),
-            (r#"{"token": "a b c", "n": 1}"#, r#"{"token": "REDACTED", "n": 1}"#),
-            (r#"{"text":"ran --api-key=k3y&x"}"#, r#"{"text":"ran --api-key=REDACTED&x"}"#),
-            ("PGPASSWORD=hunter2 psql", "PGPASSWORD=REDACTED psql"),
-            ("AWS_SECRET_ACCESS_KEY='x/y'", "AWS_SECRET_ACCESS_KEY='REDACTED'"),
-            ("s3://me:pw@host/a", "s3://REDACTED@host/a"),
-            ("join stl1-abcdef@1.2.3.4:7", "join REDACTED"),
-            ("\"a known-one b\"", "\"a REDACTED b\""),
-            ("x -----BEGIN EC PRIVATE KEY-----\nMII\n-----END EC PRIVATE KEY----- y", "x REDACTED y"),
-            (
-                "-----BEGIN CERTIFICATE-----\nMII\n-----END CERTIFICATE-----",
-                "-----BEGIN CERTIFICATE-----\nMII\n-----END CERTIFICATE-----",
-            ),
-            // What is none stays.
-            (
-                r#"{"tokens": 12, "secret": null, "token": ["a"]}"#,
-                r#"{"tokens": 12, "secret": null, "token": ["a"]}"#,
-            ),
-            ("a token holder", "a token holder"),
-            ("token = \"/etc/jwt\"", "token = \"/etc/jwt\""),
-            ("größe: ü", "größe: ü"),
-        ] {
-            assert_eq!(scrub(text, &["known-one".into()]), want);
-        }
-    }
 
     #[test]
     fn the_archive_is_one_that_tar_reads() {

@@ -90,7 +90,8 @@ fn one(style: Style, i: &IncidentDocument, jobs_max: usize) -> String {
 
 fn jobs(style: Style, list: &TouchedList, most: usize) -> String {
     let mut text = match list.total {
-        0 => "  touches no job\n".to_owned(),
+        0 if list.unanswered.is_empty() => "  touches no job\n".to_owned(),
+        0 => "  touches no job that is known of\n".to_owned(),
         1 => "  touches 1 job:\n".to_owned(),
         n => format!("  touches {n} jobs:\n"),
     };

@@ -98,6 +98,7 @@ fn job_text(asking: &Asking, job: &JobDocument) -> String {
         ("submitted", age(job.submitted_at_ms)),
         ("homes", homes.join(", ")),
     ];
+    rows.extend(staging_lines(job, now).map(|text| ("staging", text)));
     rows.extend(job.array.as_ref().map(|a| {
         let text = format!(
             "{} jobs {}: {} under way, {} succeeded, {} failed, {} cancelled",
@@ -133,6 +134,12 @@ fn job_text(asking: &Asking, job: &JobDocument) -> String {
         text.push_str(&attempts_table(style, &job.attempts, now));
     }
     text
+}
+
+/// How far what its attempt needs has come, a line a part.
+pub fn staging_lines(job: &JobDocument, now: u64) -> impl Iterator<Item = String> {
+    let parts = job.staging.iter().flat_map(|s| &s.parts);
+    parts.map(move |part| plain(&part.words(crate::base::WallTime(now))))
 }
 
 /// Attempts, a line each.

@@ -58,8 +58,11 @@ fn state_of(c: &ClusterDocument) -> &str {
 
 fn gpus_text(gpus: &BTreeMap<String, GpuCount>, declared: bool) -> String {
     let mark = if declared { " (virtual)" } else { "" };
-    let parts: Vec<String> =
-        gpus.iter().map(|(model, n)| format!("{}/{} {}", n.free, n.total, plain(model))).collect();
+    let reserved = |n: u64| if n == 0 { String::new() } else { format!(" ({n} reserved)") };
+    let part = |(model, n): (&String, &GpuCount)| {
+        format!("{}/{} {}{}", n.free, n.total, plain(model), reserved(n.reserved))
+    };
+    let parts: Vec<String> = gpus.iter().map(part).collect();
     if parts.is_empty() { "none".into() } else { parts.join(", ") + mark }
 }
 
@@ -88,7 +91,24 @@ fn cluster_text(style: Style, c: &ClusterDocument) -> String {
         table.row([plain(&n.name), n.count.to_string(), gpu, n.cpus.to_string(), n.memory.to_string()]);
     }
     text.push('\n');
-    text + &table.render()
+    text.push_str(&table.render());
+    if !c.reservations.is_empty() {
+        let mut table = Table::new(style, &["RESERVED", "TENANT", "GPUS", "USED", "IDLE", "FROM", "TO"]);
+        for r in &c.reservations {
+            let id = if r.confirmed { r.id.short() } else { format!("{} (asked)", r.id.short()) };
+            let gpus =
+                if r.short > 0 { format!("{} ({} short)", r.gpus, r.short) } else { r.gpus.to_string() };
+            let at = |ms| crate::model::timestamp::to_rfc3339(crate::base::WallTime(ms));
+            let (used, idle) = (r.used.to_string(), r.idle.to_string());
+            table.row([id, plain(&r.tenant), gpus, used, idle, at(r.from_ms), at(r.until_ms)]);
+        }
+        text.push('\n');
+        text.push_str(&table.render());
+        if c.reservations_more > 0 {
+            text.push_str(&format!("and {} more: starling reservations\n", c.reservations_more));
+        }
+    }
+    text
 }
 
 /// `starling links`: rows measure, columns are measured.

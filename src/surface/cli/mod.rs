@@ -11,6 +11,7 @@ mod mesh;
 mod operator;
 mod output;
 mod page;
+mod reserve;
 mod sbatch;
 mod slurm;
 mod submit;
@@ -183,6 +184,9 @@ pub(crate) async fn perform(asking: &Asking, command: Command) -> CommandResult 
         Command::Token(args) => mesh::token(asking, args).await,
         Command::Member(args) => mesh::member(asking, args).await,
         Command::Tenant(args) => tenants::tenant(asking, args).await,
+        Command::Reserve(args) => reserve::reserve(asking, args).await,
+        Command::Reservations(args) => reserve::reservations(asking, args).await,
+        Command::Unreserve(args) => reserve::unreserve(asking, &args.id).await,
         Command::Drain(args) => mesh::drain(asking, args.cluster, true).await,
         Command::Undrain(args) => mesh::drain(asking, args.cluster, false).await,
         Command::Slurm(command) => slurm::perform(asking, command).await,

@@ -93,7 +93,8 @@ fn waterfall(style: Style, found: &TraceDocument, width: usize) -> String {
     text.push('\n');
     for (span, row) in found.spans.iter().zip(&rows) {
         let drawn = drawn(style, span, (begin, end), bar);
-        let note: String = plain(&span.note).chars().take(notes).collect();
+        let bytes = span.bytes.map(|b| format!("{}  ", crate::base::Bytes(b))).unwrap_or_default();
+        let note: String = plain(&format!("{bytes}{}", span.note)).trim_end().chars().take(notes).collect();
         text.push_str(&cells(row));
         text.push_str(&drawn);
         if !note.is_empty() {
@@ -161,6 +162,7 @@ mod tests {
             to_ms: to,
             failed: false,
             note: "a note\u{1b}[2J".into(),
+            bytes: None,
         }
     }
 

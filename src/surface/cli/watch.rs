@@ -7,11 +7,12 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use super::args::WatchArgs;
-use super::jobs::attempts_table;
+use super::jobs::{attempts_table, staging_lines};
 use super::output::{Style, brief, plain};
 use super::submit::code_of;
 use super::{Asking, CommandResult, Reply, exit};
 use crate::model::JobState;
+use crate::model::staging::PartState;
 use crate::surface::api::escape;
 use crate::surface::client::ClientFailure;
 use crate::surface::documents::{JobDocument, WhyDocument, wall_now};
@@ -24,6 +25,8 @@ const WHY_EVERY: Duration = Duration::from_secs(5);
 const MISSES_MAX: u32 = 120;
 /// Attempts that are shown.
 const ATTEMPTS: usize = 8;
+/// Datasets and images that are shown.
+const STAGING: usize = 6;
 
 /// What is known of the job.
 struct Seen {
@@ -65,7 +68,11 @@ pub async fn watch(asking: &Asking, args: WatchArgs) -> CommandResult {
             drawn = text.lines().count();
             cleared.and_then(|()| out.write_all(text.as_bytes()))
         } else {
-            let now = (seen.job.state, seen.job.reason.clone(), seen.job.epoch, seen.trouble.is_some());
+            // Another state of a part is a line of its own; more bytes of it are not.
+            let parts = seen.job.staging.iter().flat_map(|s| &s.parts);
+            let parts: Vec<PartState> = parts.map(|p| p.state).collect();
+            let now =
+                (seen.job.state, seen.job.reason.clone(), seen.job.epoch, seen.trouble.is_some(), parts);
             let changed = said.as_ref() != Some(&now);
             said = Some(now);
             if changed { writeln!(out, "{}", line(asking, &seen)) } else { Ok(()) }
@@ -139,6 +146,7 @@ fn block(style: Style, seen: &Seen, now: u64, size: (usize, usize)) -> String {
         format!("{} {} {state}", job.id.short(), style.bold(&plain(&job.name))),
         sentence(job, seen.why.as_deref(), now),
     ];
+    lines.extend(staging_lines(job, now).take(STAGING).map(|text| format!("  {text}")));
     if let Some((since, why)) = &seen.trouble {
         let age = brief(now.saturating_sub(*since));
         lines.push(
@@ -173,7 +181,10 @@ fn line(asking: &Asking, seen: &Seen) -> String {
     let word = asking.style.state(job.state.as_str());
     match &seen.trouble {
         Some((_, why)) => format!("{age:>5}  not known: {}", plain(why)),
-        None => format!("{age:>5}  {word}{cluster}, attempt {}: {}", job.epoch, plain(&job.reason)),
+        None => {
+            let staging: String = staging_lines(job, wall_now().0).map(|t| format!("; {t}")).collect();
+            format!("{age:>5}  {word}{cluster}, attempt {}: {}{staging}", job.epoch, plain(&job.reason))
+        }
     }
 }
 

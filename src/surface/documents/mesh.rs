@@ -15,7 +15,7 @@ pub struct GpuCount {
     pub total: u64,
     /// Free.
     pub free: u64,
-    /// Held by grants that nobody took yet.
+    /// Held by grants that nobody took yet, or kept for a reservation and idle.
     pub reserved: u64,
 }
 
@@ -63,6 +63,12 @@ pub struct ClusterDocument {
     /// GPUs that are kept free for jobs that ran before and for urgent ones.
     #[serde(default)]
     pub gpus_buffer: u32,
+    /// Reservations, the first to begin first; the cluster names some of them where there are many,
+    #[serde(default)]
+    pub reservations: Vec<super::ReservedDocument>,
+    /// and how many more there are.
+    #[serde(default)]
+    pub reservations_more: u32,
     /// CPU use, 0 to 1.
     pub cpu_use: Option<f64>,
     /// GPU use, 0 to 1, where it can be measured.
@@ -108,6 +114,8 @@ impl ClusterDocument {
             queued: queue.map_or(0, |q| q.queued),
             queued_gpus: queue.map_or(0, |q| q.queued_gpus),
             gpus_buffer: queue.map_or(0, |q| q.gpus_buffer),
+            reservations: queue.map_or_else(Vec::new, |q| q.reserved.iter().map(Into::into).collect()),
+            reservations_more: queue.map_or(0, |q| q.reserved_more),
             cpu_use: health.map(|h| f64::from(h.cpu_milli) / 1e3),
             gpu_use: health.and_then(|h| h.gpu_milli).map(|g| f64::from(g) / 1e3),
             isolated: health.is_some_and(|h| h.isolated),
@@ -259,6 +267,9 @@ pub struct PeerDocument {
     /// Settings that others compare with their own; older versions do not tell them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settings: Option<SettingsDocument>,
+    /// It goes by a clock that is made for tests.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub test_clock: bool,
 }
 
 /// Settings of a peer that are compared.

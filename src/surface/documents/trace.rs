@@ -16,7 +16,7 @@ pub struct SpanDocument {
     pub parent: Option<String>,
     /// How deep it lies below the job's own, which is 0.
     pub depth: u32,
-    /// `job`, `submit`, `commit`, `queue`, `claim`, `grant`, `attempt`, `stage`, `start`, `run`, `checkpoint`, `move`.
+    /// `job`, `submit`, `commit`, `queue`, `claim`, `grant`, `attempt`, `stage`, `start`, `bring`, `run`, `checkpoint`, `move`.
     pub name: String,
     /// The attempt that it is about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -35,6 +35,9 @@ pub struct SpanDocument {
     pub failed: bool,
     /// A few words.
     pub note: String,
+    /// Bytes that were moved in it, where they were counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
 }
 
 /// A job's trace, put together from its record and from what the peers wrote down.

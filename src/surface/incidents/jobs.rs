@@ -1,12 +1,12 @@
 //! Which jobs the loss of a cluster touches, and what is being done for each: read from the records that the living
 //! homes hold, the newest version of each.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use crate::base::{JobId, PeerName, Span, WallTime};
 use crate::core::api::JobFilter;
@@ -25,6 +25,8 @@ pub const BEFORE_MS: u64 = 60_000;
 /// A list is shown again for so long, or ten times as long as it took to make.
 const FRESH: Duration = Duration::from_secs(1);
 const PEER_ANSWERS_WITHIN: Duration = Duration::from_secs(3);
+/// One answer, however many clusters are lost: what is not known by then is left out, and who was not heard is named.
+pub const ANSWER_WITHIN: Duration = Duration::from_secs(6);
 const ASKED_AT_ONCE: usize = 16;
 /// Clusters whose lists are kept.
 const KEPT_MAX: usize = 16;
@@ -43,17 +45,40 @@ pub async fn here(api: &Api, cluster: &PeerName, since: WallTime) -> ApiResult<T
     Ok(ordered(all, Vec::new()))
 }
 
-/// Of all living members, with this one.
-pub async fn touched(api: &Api, cluster: &PeerName, since: WallTime) -> Arc<TouchedList> {
+/// What one answer about several clusters has in common.
+pub struct Patience {
+    until: Instant,
+    /// They did not answer about a cluster before: they are not waited for again.
+    silent: BTreeSet<PeerName>,
+}
+
+impl Patience {
+    /// From now on.
+    pub fn new() -> Self {
+        Self { until: Instant::now() + ANSWER_WITHIN, silent: BTreeSet::new() }
+    }
+}
+
+/// Of all living members, with this one; within the patience.
+pub async fn touched(
+    api: &Api,
+    cluster: &PeerName,
+    since: WallTime,
+    patience: &mut Patience,
+) -> Arc<TouchedList> {
     // Held while the mesh is asked, so that many who look ask once.
-    let mut kept = api.desk.touched.lock().await;
+    let Ok(mut kept) = timeout_at(patience.until, api.desk.touched.lock()).await else {
+        let view = api.handle.view();
+        let living = view.members.values().filter(|m| m.liveness == Liveness::Alive);
+        return Arc::new(ordered(Vec::new(), living.map(|m| m.peer.clone()).collect()));
+    };
     if let Some((until, list)) = kept.get(cluster)
         && Instant::now() < *until
     {
         return list.clone();
     }
     let began = Instant::now();
-    let list = Arc::new(ask(api, cluster, since).await);
+    let list = Arc::new(ask(api, cluster, since, patience).await);
     if kept.len() >= KEPT_MAX {
         kept.retain(|_, (until, _)| *until > began);
     }
@@ -63,13 +88,15 @@ pub async fn touched(api: &Api, cluster: &PeerName, since: WallTime) -> Arc<Touc
     list
 }
 
-async fn ask(api: &Api, cluster: &PeerName, since: WallTime) -> TouchedList {
+async fn ask(api: &Api, cluster: &PeerName, since: WallTime, patience: &mut Patience) -> TouchedList {
+    let until = patience.until;
     let me = api.handle.about().name;
     let view = api.handle.view();
     let others = view.members.values().filter(|m| m.liveness == Liveness::Alive && m.peer != me);
-    let others: Vec<PeerName> = others.map(|m| m.peer.clone()).collect();
+    let others: BTreeSet<PeerName> = others.map(|m| m.peer.clone()).collect();
     let uri = format!("/v1/local/touched?cluster={cluster}&since={}", since.0);
-    let mut unanswered = Vec::new();
+    let mut unanswered: Vec<PeerName> = others.intersection(&patience.silent).cloned().collect();
+    let mut waited: BTreeSet<PeerName> = others.difference(&patience.silent).cloned().collect();
     let mut newest: BTreeMap<JobId, TouchedJob> = BTreeMap::new();
     let mut take = |list: TouchedList| {
         for job in list.jobs {
@@ -79,11 +106,11 @@ async fn ask(api: &Api, cluster: &PeerName, since: WallTime) -> TouchedList {
             }
         }
     };
-    match here(api, cluster, since).await {
-        Ok(list) => take(list),
-        Err(_) => unanswered.push(me),
+    match timeout_at(until, here(api, cluster, since)).await {
+        Ok(Ok(list)) => take(list),
+        Ok(Err(_)) | Err(_) => unanswered.push(me),
     }
-    let mut answers = futures::stream::iter(others)
+    let mut answers = futures::stream::iter(waited.clone())
         .map(|peer| {
             let (api, uri) = (api.clone(), uri.clone());
             async move {
@@ -94,13 +121,19 @@ async fn ask(api: &Api, cluster: &PeerName, since: WallTime) -> TouchedList {
             }
         })
         .buffer_unordered(ASKED_AT_ONCE);
-    while let Some((peer, list)) = answers.next().await {
+    while let Ok(Some((peer, list))) = timeout_at(until, answers.next()).await {
+        waited.remove(&peer);
         match list {
             Some(list) => take(list),
-            None => unanswered.push(peer),
+            None => {
+                patience.silent.insert(peer.clone());
+                unanswered.push(peer);
+            }
         }
     }
     drop(answers);
+    // Time ran out before they were heard.
+    unanswered.extend(waited);
     unanswered.sort();
     ordered(newest.into_values().collect(), unanswered)
 }

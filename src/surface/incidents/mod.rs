@@ -148,17 +148,26 @@ impl Desk {
 
 /// One incident with the jobs that it touches.
 pub(crate) async fn one(api: &Api, id: IncidentId, now: WallTime) -> Option<IncidentDocument> {
+    with_jobs(api, id, now, &mut jobs::Patience::new()).await
+}
+
+async fn with_jobs(
+    api: &Api,
+    id: IncidentId,
+    now: WallTime,
+    patience: &mut jobs::Patience,
+) -> Option<IncidentDocument> {
     let mut document = api.desk.document(id, now)?;
     if document.kind == AlertKind::Cluster {
         let since = WallTime(document.opened_at_ms.saturating_sub(jobs::BEFORE_MS));
         if let Ok(cluster) = PeerName::new(&document.subject) {
-            document.jobs = Some((*jobs::touched(api, &cluster, since).await).clone());
+            document.jobs = Some((*jobs::touched(api, &cluster, since, patience).await).clone());
         }
     }
     Some(document)
 }
 
-/// All of them; those that last with the jobs that they touch.
+/// All of them; those that last with the jobs that they touch, as far as they are known in time.
 pub(crate) async fn list(api: &Api, now: WallTime) -> IncidentList {
     let (mut open, past): (Vec<_>, Vec<_>) = {
         let held = api.desk.held();
@@ -166,10 +175,11 @@ pub(crate) async fn list(api: &Api, now: WallTime) -> IncidentList {
         (held.book.open().map(key).collect(), held.book.past().cloned().collect())
     };
     open.sort_by_key(|(id, severity, opened)| (std::cmp::Reverse((*severity, *opened)), *id));
-    let mut out = IncidentList::default();
+    let (mut out, mut patience) = (IncidentList::default(), jobs::Patience::new());
     for (id, _, _) in open {
         // It may have ended since.
-        out.open.extend(one(api, id, now).await.filter(|d| d.recovered_at_ms.is_none()));
+        let document = with_jobs(api, id, now, &mut patience).await;
+        out.open.extend(document.filter(|d| d.recovered_at_ms.is_none()));
     }
     out.past = past.iter().map(IncidentDocument::new).collect();
     out

@@ -13,6 +13,7 @@ use rustls_pki_types::{CertificateDer, ServerName, pem::PemObject};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+use crate::backends::local::processes::OwnGroup;
 use crate::base::Span;
 use crate::model::config::{NotifierConfig, Through};
 
@@ -134,7 +135,7 @@ fn roots(ca: Option<&std::path::Path>) -> Result<Arc<rustls::ClientConfig>, Stri
 }
 
 /// Runs a program with the notice on its standard input; exit code 0 means that it was taken. It is killed when the time
-/// is over.
+/// is over, with what it started.
 async fn command(run: &[String], notice: &[u8]) -> Result<(), String> {
     let (program, arguments) = run.split_first().ok_or("no program")?;
     let mut child = tokio::process::Command::new(program)
@@ -142,14 +143,17 @@ async fn command(run: &[String], notice: &[u8]) -> Result<(), String> {
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
+        .process_group(0)
         .kill_on_drop(true)
         .spawn()
         .map_err(|e| format!("{program}: {e}"))?;
+    let group = OwnGroup::of(&child);
     if let Some(mut stdin) = child.stdin.take() {
         // One that does not read it may still do its work.
         let _ = stdin.write_all(notice).await;
     }
     let status = child.wait().await.map_err(|e| format!("{program}: {e}"))?;
+    group.over();
     if status.success() { Ok(()) } else { Err(format!("{program}: {status}")) }
 }
 

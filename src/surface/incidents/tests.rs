@@ -141,10 +141,57 @@ async fn a_command_reads_the_notice_and_says_whether_it_took_it() {
     assert!(tell(&shell("exit 3".into())).await.expect_err("refused").contains("exit status: 3"));
     let late = NotifierConfig { timeout: Span::millis(100), ..shell("exec sleep 600".into()) };
     assert!(tell(&late).await.is_err());
+    // What it started goes with it.
+    let mark = folder.path().join("child");
+    let line = format!("sleep 600 & echo $! > {0}.new; mv {0}.new {0}; wait", mark.display());
+    let late = NotifierConfig { timeout: Span::millis(500), ..shell(line) };
+    assert!(tell(&late).await.is_err());
+    let child: i32 = std::fs::read_to_string(&mark).expect("it began").trim().parse().expect("a number");
+    let lives = || crate::backends::local::processes::read(child).is_some_and(|p| !p.zombie);
+    let begun = tokio::time::Instant::now();
+    while lives() {
+        assert!(begun.elapsed() < std::time::Duration::from_secs(20), "the child outlives its notifier");
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
     // Arguments are arguments: nothing is read as a shell's.
     let plain = Through::Command { run: vec!["/bin/echo".into(), "$(exit 1); `exit 1`".into()] };
     assert_eq!(tell(&notifier(plain)).await, Ok(()));
     assert!(tell(&notifier(Through::Command { run: vec!["/nowhere/x".into()] })).await.is_err());
+}
+
+#[tokio::test]
+async fn a_list_over_many_lost_clusters_comes_in_time_and_says_who_was_not_heard() {
+    let fake = crate::surface::fake::Fake::new("alpha");
+    let hangs =
+        axum::Router::new().route("/v1/local/touched", axum::routing::get(std::future::pending::<()>));
+    // More than are asked at once: one round of them after the other.
+    let silent: Vec<String> = (0..60).map(|n| format!("p{n:02}")).collect();
+    silent.iter().for_each(|name| fake.knows(name, Some(hangs.clone())));
+    let api = Api::new(fake, crate::surface::api::Watched::default());
+    let lost = |n: u32| crate::core::alerts::Seen {
+        alert: crate::model::alert::Alert {
+            kind: AlertKind::Cluster,
+            subject: format!("lost-{n}"),
+            severity: Severity::Critical,
+            text: "away".into(),
+        },
+        under: None,
+    };
+    let seen: Vec<_> = (0..40).map(lost).collect();
+    let rules = AlertsConfig::default();
+    for at in [1, 10_000] {
+        let now = crate::core::Now { mono: crate::base::Instant(at * 1_000_000), wall: WallTime(at * 1_000) };
+        api.desk.held().book.step(now, &seen, false, &rules);
+    }
+    let begun = Instant::now();
+    let list = list(&api, WallTime(10_000_000)).await;
+    let took = begun.elapsed();
+    assert!(took <= jobs::ANSWER_WITHIN + std::time::Duration::from_secs(1), "{took:?}");
+    assert_eq!(list.open.len(), 40, "each is there");
+    for incident in &list.open {
+        let jobs = incident.jobs.as_ref().expect("jobs");
+        assert!(silent.iter().all(|name| jobs.unanswered.iter().any(|p| p.as_str() == name)), "{incident:?}");
+    }
 }
 
 #[test]

@@ -95,7 +95,7 @@ pub async fn cluster(State(api): State<Api>, name: Result<Segment, ApiError>) ->
             "",
             &super::overview::curve(&samples, "GPUs in use over time", of),
         );
-        let _ = write!(body, "<div class=pair>{}{curve}</div>{}", facts(c), hardware(c));
+        let _ = write!(body, "<div class=pair>{}{curve}</div>{}{}", facts(c), hardware(c), reservations(c));
         match &inside {
             Ok(report) => {
                 let _ = write!(
@@ -188,6 +188,40 @@ fn facts(c: &ClusterDocument) -> String {
     }
     let rows: String = rows.iter().map(|(k, v)| format!("<dt>{k}</dt><dd>{v}</dd>")).collect();
     panel("Facts", "", &format!("{}<dl class=facts>{rows}</dl>", gpus.bar()))
+}
+
+/// What is kept for whom, and when.
+fn reservations(c: &ClusterDocument) -> String {
+    if c.reservations.is_empty() {
+        return String::new();
+    }
+    let at = |ms| crate::model::timestamp::to_rfc3339(crate::base::WallTime(ms));
+    let mut rows = String::new();
+    for r in &c.reservations {
+        let short =
+            if r.short > 0 { format!(" <span class=late>{} short</span>", r.short) } else { String::new() };
+        let asked = if r.confirmed { "" } else { " (asked)" };
+        let _ = write!(
+            rows,
+            "<tr data-key=\"{id}\"><th scope=row class=tight>{id}{asked}</th><td>{}</td><td class=n>{}{short}</td>{}{}<td class=tight>{}</td><td class=tight>{}</td></tr>",
+            esc(&r.tenant),
+            r.gpus,
+            cell(r.used.into()),
+            cell(r.idle.into()),
+            at(r.from_ms),
+            at(r.until_ms),
+            id = r.id.short(),
+        );
+    }
+    let more = match c.reservations_more {
+        0 => String::new(),
+        n => format!("<p class=soft>and {n} more</p>"),
+    };
+    let table = format!(
+        "<div class=scroll><table><thead><tr><th scope=col>Reservation</th><th scope=col>Tenant</th><th scope=col class=n>GPUs</th>\
+         <th scope=col class=n>Used</th><th scope=col class=n>Idle</th><th scope=col>From</th><th scope=col>To</th></tr></thead><tbody>{rows}</tbody></table></div>{more}"
+    );
+    panel("Reserved", "", &table)
 }
 
 fn hardware(c: &ClusterDocument) -> String {

@@ -113,7 +113,8 @@ fn one(i: &IncidentDocument) -> String {
 
 fn jobs(list: &TouchedList) -> String {
     let mut out = match list.total {
-        0 => return "<p class=soft>It touches no job.</p>".into(),
+        0 if list.unanswered.is_empty() => return "<p class=soft>It touches no job.</p>".into(),
+        0 => String::from("<p>It touches no job that is known of.</p>"),
         1 => String::from("<p>It touches 1 job.</p>"),
         n => format!("<p>It touches {} jobs.</p>", number(n)),
     };
@@ -131,10 +132,12 @@ fn jobs(list: &TouchedList) -> String {
             id = job.id,
         );
     }
-    let _ = write!(
-        out,
-        "<table class=\"rows touched\"><thead><tr><th scope=col>Job</th><th scope=col>Name</th><th scope=col class=opt>Tenant</th><th scope=col>Done for it</th><th scope=col>What</th></tr></thead><tbody>{rows}</tbody></table>"
-    );
+    if !rows.is_empty() {
+        let _ = write!(
+            out,
+            "<table class=\"rows touched\"><thead><tr><th scope=col>Job</th><th scope=col>Name</th><th scope=col class=opt>Tenant</th><th scope=col>Done for it</th><th scope=col>What</th></tr></thead><tbody>{rows}</tbody></table>"
+        );
+    }
     if list.total > list.jobs.len().min(JOBS_SHOWN) as u64 {
         out.push_str("<p class=soft>The rest: <code>starling incidents ID</code>.</p>");
     }

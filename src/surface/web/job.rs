@@ -9,6 +9,7 @@ use super::html::{self, ago, cut, esc, exact, panel};
 use super::waterfall::waterfall;
 use super::{Answer, Page, answer};
 use crate::model::spec_input::render_spec;
+use crate::model::staging::PartState;
 use crate::model::{JobRecord, Outcome};
 use crate::surface::api::input::Segment;
 use crate::surface::api::{Api, ApiError, jobs, resolve, trace};
@@ -24,13 +25,15 @@ pub async fn job(State(api): State<Api>, id: Result<Segment, ApiError>) -> Answe
     let page = async {
         let id = resolve::resolve(&api, &id?.0).await?;
         let record = resolve::get(&api, id).await?;
-        let job = JobDocument::new(&record, false);
+        let staging = jobs::staging(&api, &record).await;
+        let job = JobDocument { staging, ..JobDocument::new(&record, false) };
         let why = if job.done {
             None
         } else {
             jobs::why(State(api.clone()), Segment(id.to_string())).await.ok().map(|w| w.0)
         };
         let mut body = heading(&record, &job, why.as_ref());
+        body.push_str(&staged(&job));
         body.push_str(&timeline(&job));
         let _ = write!(body, "<div class=\"pair wide\">{}{}</div>", logs(&job), facts(&record, &job));
         if let Some(why) = &why {
@@ -66,6 +69,29 @@ fn heading(record: &JobRecord, job: &JobDocument, why: Option<&WhyDocument>) -> 
         job.id,
         acts(record, job, why),
         esc(&capital(says)),
+    )
+}
+
+/// How far what the attempt needs has come, a line each; nothing once it runs.
+fn staged(job: &JobDocument) -> String {
+    let Some(staging) = &job.staging else { return String::new() };
+    let now = wall_now();
+    let mut lines = String::new();
+    for (n, part) in staging.parts.iter().enumerate() {
+        let bar = match (part.done, part.total) {
+            (Some(done), Some(total)) if total.0 > 0 => {
+                format!("<progress max={} value={}></progress> ", total.0, done.0.min(total.0))
+            }
+            _ => String::new(),
+        };
+        let late = if part.state == PartState::Fails { " class=late" } else { "" };
+        let _ = write!(lines, "<li data-key=\"p{n}\"{late}>{bar}{}</li>", cut(&part.words(now), 300));
+    }
+    let seen = ago(now.0.saturating_sub(staging.at.0));
+    panel(
+        "What it waits for",
+        &format!("before its program starts; seen {seen}"),
+        &format!("<ul class=staging>{lines}</ul>"),
     )
 }
 

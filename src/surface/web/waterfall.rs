@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use super::html::{self, cut, esc, exact, panel};
+use crate::base::Bytes;
 use crate::model::trace;
 use crate::surface::documents::{SpanDocument, TraceDocument};
 
@@ -36,7 +37,7 @@ pub fn waterfall(trace: &TraceDocument) -> String {
             bar(&says, class(span), (span.from_ms, to), (begin, end)),
             exact(took),
             if span.to_ms.is_none() { "…" } else { "" },
-            cut(&span.note, 120),
+            cut(&said(span), 120),
         );
     }
     let left = trace.spans.len().saturating_sub(ROWS_MAX);
@@ -63,6 +64,12 @@ pub fn waterfall(trace: &TraceDocument) -> String {
     panel("Trace", &note, &table)
 }
 
+/// A span's bytes and words.
+fn said(span: &SpanDocument) -> String {
+    let bytes = span.bytes.map(|b| format!("{}  ", Bytes(b))).unwrap_or_default();
+    format!("{bytes}{}", span.note).trim_end().to_owned()
+}
+
 /// From the first begin to the last end; never nothing.
 pub fn extent(trace: &TraceDocument) -> (u64, u64) {
     let begin = trace.spans.iter().map(|s| s.from_ms).min().unwrap_or(trace.from_ms).min(trace.from_ms);
@@ -84,7 +91,7 @@ fn class(span: &SpanDocument) -> &'static str {
         _ if span.failed => "badend",
         trace::RUN if span.to_ms.is_none() => "run",
         trace::RUN | trace::CHECKPOINT => "ok",
-        trace::QUEUE | trace::CLAIM | trace::STAGE | trace::START | trace::MOVE => "wait",
+        trace::QUEUE | trace::CLAIM | trace::STAGE | trace::BRING | trace::START | trace::MOVE => "wait",
         _ => "grey",
     }
 }

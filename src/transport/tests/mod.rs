@@ -9,7 +9,6 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::certs;
@@ -60,7 +59,7 @@ impl Admission for Book {
 
 struct Peer {
     net: Net,
-    incoming: mpsc::Receiver<Incoming>,
+    incoming: Arrivals,
     folder: tempfile::TempDir,
 }
 

@@ -5,6 +5,7 @@
 //! ended, and leaves on disk how it was.
 // tidy: long because it is one loop over one state, and each voice that it hears changes it
 
+mod bring;
 mod deadline;
 pub mod logs;
 mod pod;
@@ -212,6 +213,7 @@ impl Guard {
         let cgroup = self.cgroup.as_ref().map(|c| c.path().to_owned());
         let guarded = Guarded { guard: own, cgroup };
         self.dir.write_guarded(&guarded).map_err(|e| format!("its guard cannot write: {e}"))?;
+        self.bring()?;
         let mut starting = Vec::new();
         for index in 0..self.spec.ranks.len() {
             let rank = rank::start(&self.dir, index, self.spec.inherit)
