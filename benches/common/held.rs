@@ -15,6 +15,9 @@ use crate::Load;
 use crate::common::Sample;
 use crate::sandbox::{Cluster, Munge, Restd, installed};
 
+/// ESLURM_JOB_HELD.
+const HELD: u64 = 2042;
+
 /// One cluster of two nodes, and slurmrestd where it is installed.
 pub struct Held {
     pub cluster: Cluster,
@@ -107,7 +110,10 @@ impl Held {
                     let answer = sender.send_request(request).await?;
                     let bytes = answer.into_body().collect().await?.to_bytes();
                     let answer: Value = serde_json::from_slice(&bytes)?;
-                    if !answer["errors"].as_array().is_none_or(Vec::is_empty) || answer["job_id"].is_null() {
+                    // Some versions name the hold that was asked for as an error of a job that was taken.
+                    let errors = answer["errors"].as_array().into_iter().flatten();
+                    let failed = errors.into_iter().any(|error| error["error_code"] != HELD);
+                    if failed || answer["job_id"].is_null() {
                         bail!("slurmrestd: {answer}");
                     }
                     sample.add(at.elapsed().as_secs_f64() * 1e3);
