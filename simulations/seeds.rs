@@ -193,8 +193,9 @@ fn replay(fixed: &Fixed, seed: u64) -> String {
     add("--jobs", fixed.jobs.map(|n| n.to_string()));
     add("--bug", fixed.bug.map(|b| b.name().to_owned()));
     add("--rtt", fixed.rtt.as_ref().map(|_| "FILE".to_owned()));
-    if fixed.groups {
-        line.push_str(" --groups");
+    let words = [("--groups", fixed.groups), ("--reserved", fixed.reserved), ("--limited", fixed.limited)];
+    for (word, _) in words.iter().filter(|(_, asked)| *asked) {
+        line.push_str(&format!(" {word}"));
     }
     let mut add = |name: &str, value: Option<String>| {
         if let Some(value) = value {

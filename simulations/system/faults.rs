@@ -8,16 +8,6 @@ use serde_json::{Value, json};
 use super::harness::*;
 use super::mesh::{Mesh, Plan};
 
-/// Waits until the ledger holds a checkpoint of this job.
-fn checkpointed(folder: &Path, id: &str) {
-    until("a checkpoint is in the ledger", || {
-        let text = std::fs::read_to_string(folder.join("ledger")).map_err(|e| e.to_string())?;
-        let lines = text.lines().filter_map(|l| serde_json::from_str::<Value>(l).ok());
-        let found = lines.filter(|l| l["job"] == id && l["kind"] == "checkpoint").count();
-        if found > 0 { Ok(()) } else { Err(format!("{} lines", text.lines().count())) }
-    });
-}
-
 fn cluster(job: &Value) -> String {
     job["cluster"].as_str().expect("a cluster").to_owned()
 }

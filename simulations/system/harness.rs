@@ -218,3 +218,13 @@ pub fn verdict_holds(folder: &Path, ids: &[&str], moved: u64) {
 pub fn exited(code: i32) -> Value {
     serde_json::json!({ "kind": "exited", "value": code })
 }
+
+/// Waits until a [`training`] job has written a checkpoint.
+pub fn checkpointed(folder: &Path, id: &str) {
+    until("a checkpoint is in the ledger", || {
+        let text = fs::read_to_string(folder.join("ledger")).map_err(|e| e.to_string())?;
+        let lines = text.lines().filter_map(|l| serde_json::from_str::<Value>(l).ok());
+        let found = lines.filter(|l| l["job"] == id && l["kind"] == "checkpoint").count();
+        if found > 0 { Ok(()) } else { Err(format!("{} lines", text.lines().count())) }
+    });
+}

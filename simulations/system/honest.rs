@@ -95,6 +95,7 @@ fn two_clusters_and_a_witness_bear_the_loss_of_one() {
     let folder = mesh.folder.path().to_owned();
     let id = submit(mesh.state("gamma"), &training(&folder, "moves", 200, 50, "4s"));
     let first = in_state(mesh.state("gamma"), &id, &["running"])["cluster"].as_str().expect("one").to_owned();
+    checkpointed(&folder, &id);
     let lost = mesh.peer_mut(&first);
     lost.kill();
     kill_attempts(&lost.state);

@@ -3,7 +3,7 @@
 //! A sweep goes round this disk's records. A home set with a member that was removed, came back with
 //! another disk, drains or has been lost for long is moved: sealed in its generation, carried over to the
 //! next one (`propose`). A record that ended and was kept long enough is forgotten: its final value first
-//! at *all* homes, then a tombstone at all of them. Only the job's acting owner begins either, and few at
+//! at *all* homes, then a tombstone at all of them. The job's acting owner begins either (others where it never does), and few at
 //! a time.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -89,16 +89,21 @@ impl Peer {
     }
 
     fn sweep_one(&mut self, job: JobId, record: &JobRecord) {
-        if self.needs_move(record) {
-            self.keeper.counting += 1;
-            // A sealed record waits for whoever carries it on. The home whose turn it is may not know it at all, so
-            // that the others do it too, seldom enough not to race.
-            let others_turn = record.sealed.is_some() && self.rng.below(4) == 0;
-            if self.acts_for(record) || others_turn {
-                self.move_homes(job, record);
-            }
-        } else if record.state.is_final() && self.acts_for(record) && self.kept_long_enough(record) {
-            self.forget_job(job, record);
+        let moves = self.needs_move(record);
+        let forgets = !moves && record.state.is_final() && self.kept_long_enough(record);
+        if !moves && !forgets {
+            return;
+        }
+        self.keeper.counting += usize::from(moves);
+        // The home whose turn it is may not know a sealed record at all, and may have forgotten one that has ended: so the
+        // others do it too, seldom enough not to race.
+        let acts = self.acts_for(record);
+        let may_wait_for_ever = record.sealed.is_some() || (record.state.is_final() && !acts);
+        let others_turn = may_wait_for_ever && self.rng.below(4) == 0;
+        match moves {
+            _ if !(acts || others_turn) => {}
+            true => self.move_homes(job, record),
+            false => self.forget_job(job, record),
         }
     }
 

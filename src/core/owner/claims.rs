@@ -5,7 +5,6 @@
 //! yet (a moment's patience), or is worth waiting for by the same figures that `why` shows. An estimate that a queue does
 //! not keep is believed for as long as it said, and no longer than the job has waited already: so patience is
 //! bounded by what it may save.
-// tidy: long because claims, grants and what is said of both read the same soft state of one job
 
 use super::super::message::{Claim, Prospects, Terms};
 use super::*;
