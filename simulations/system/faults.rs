@@ -1,6 +1,5 @@
 //! Peers that are killed, stopped and started again while they have work.
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
