@@ -43,6 +43,8 @@ pub struct Reservations {
     waiting: BTreeMap<u64, usize>,
     /// Since when each peer has worked without a pause.
     awake: BTreeMap<usize, (u64, u64, Instant)>,
+    /// Since when a peer's disk has known of a reservation.
+    told: BTreeMap<(usize, JobId), Instant>,
     /// Of these some cluster kept a part, some were refused, some were ended by a user.
     pub kept: BTreeSet<JobId>,
     pub refused: BTreeSet<JobId>,
@@ -168,9 +170,15 @@ impl World {
         let since = seen.map_or(self.t, |(_, _, at)| *at);
         let since = if self.runs(i) { since } else { self.t };
         self.reserved.awake.insert(i, (core, pause, since));
+        // A disk that was put back does not know of what is reserved, and gives the notice when it is told again.
+        self.reserved.told.retain(|(peer, id), _| *peer != i || rows.iter().any(|r| r.birth.id() == *id));
+        for row in &rows {
+            self.reserved.told.entry((i, row.birth.id())).or_insert(self.t);
+        }
+        let told = &self.reserved.told;
         let begun = |row: &&Row| {
             // The notice is due before the start; a peer that was away then gives it when it is back.
-            let due = Instant(row.asked.from.0 * 1_000).max(since);
+            let due = Instant(row.asked.from.0 * 1_000).max(since).max(told[&(i, row.birth.id())]);
             row.asked.until > wall && self.t >= due + GOES_WITHIN
         };
         let mut kept: BTreeMap<String, u32> = BTreeMap::new();

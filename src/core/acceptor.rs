@@ -95,6 +95,13 @@ pub struct Handled {
     pub accepted: bool,
 }
 
+impl Handled {
+    /// Not done, and why.
+    pub fn refused(why: &str) -> Self {
+        Self { answer: AnswerBody::Refused { why: why.into() }, writes: Vec::new(), accepted: false }
+    }
+}
+
 /// What bounds the acceptor when a new register is to begin.
 #[derive(Debug, Clone, Copy)]
 pub struct Room {

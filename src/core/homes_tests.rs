@@ -24,6 +24,8 @@ struct Mesh {
     tokens: u64,
     replicas: usize,
     retain: Span,
+    /// How far a peer's clock is ahead.
+    ahead: BTreeMap<PeerName, Span>,
     /// True drops the message.
     drop: Filter,
     /// Everything that was ever sent.
@@ -49,6 +51,7 @@ impl Mesh {
             tokens: 0,
             replicas,
             retain: Span::secs(1_000_000),
+            ahead: BTreeMap::new(),
             drop: |_, _, _| false,
             sent: Vec::new(),
             lines: VecDeque::new(),
@@ -117,7 +120,8 @@ impl Mesh {
     }
 
     fn input(&mut self, peer: &PeerName, input: Input) {
-        let now = self.time();
+        let mut now = self.time();
+        now.wall.0 += self.ahead.get(peer).map_or(0, |ahead| ahead.as_millis());
         let Some(core) = self.peers.get_mut(peer) else { return };
         let out = core.step(now, input);
         self.take(peer, out);
@@ -464,6 +468,27 @@ fn a_record_kept_long_enough_is_forgotten_by_all_and_stays_forgotten() {
     mesh.settle();
     assert_eq!(holds(&mesh), 0);
     assert_eq!(mesh.get("e", live).expect("alive").state, JobState::Pending);
+}
+
+/// A clock that is forty days ahead makes no end of a job vanish; nor one that is behind where the job ends.
+#[test]
+fn a_wrong_clock_makes_nobody_forget() {
+    let mut mesh = Mesh::new(FIVE, 3);
+    mesh.retain = Span::secs(30 * 86_400);
+    mesh.views();
+    let job = mesh.submit("a");
+    let homes: Vec<PeerName> =
+        mesh.get("d", job).expect("kept").homes().iter().map(|h| h.peer.clone()).collect();
+    mesh.ahead.insert(homes[0].clone(), Span::secs(40 * 86_400));
+    mesh.run(Span::secs(5));
+    mesh.end(homes[1].as_str(), job);
+    mesh.run(Span::secs(120));
+    assert_eq!(mesh.get("d", job).expect("kept").state, JobState::Cancelled);
+    // By most clocks its time is over: then it goes, and so does the one whose clock is ahead.
+    mesh.now = mesh.now + Span::secs(31 * 86_400);
+    mesh.views();
+    mesh.run(Span::secs(180));
+    assert_eq!(mesh.get("d", job), Err(ClientError::NoSuchJob(job)));
 }
 
 #[test]

@@ -282,13 +282,12 @@ impl Peer {
     }
 
     /// This disk is a home of the record and has missed its newest write: put it on all homes again. A
-    /// change that changes nothing would not reach it.
+    /// change that changes nothing would not reach it. Or it is ahead: it alone took what a proposer that crashed was
+    /// about to choose, its end perhaps, so that nobody here drives it any more.
     pub(super) fn heal_hint(&mut self, record: &JobRecord) {
         let job = record.id();
         let home = record.homes().iter().any(|h| h.peer == self.cfg.name && h.store == self.cfg.store);
-        let behind =
-            |r: &JobRecord| r.version < record.version || (r.version == record.version && r != record);
-        if home && self.acceptor.job(&job).is_none_or(behind) {
+        if home && self.acceptor.job(&job).is_none_or(|hint| *hint != *record) {
             self.count("hints_refreshed");
             self.write_back(record);
         }

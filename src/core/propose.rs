@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::acceptor::Room;
+use super::acceptor::{Handled, Room};
 use super::message::{
     AnswerBody, Ballot, Message, Origin, RecordKey, RegisterAnswer, RegisterBody, RegisterRequest,
 };
@@ -419,7 +419,10 @@ impl Peer {
         let room = Room { disk_full: self.disk_full, jobs_max: self.cfg.jobs_max };
         let me = self.cfg.name.clone();
         self.watch_accept(&request);
-        let handled = self.acceptor.handle_read((&me, self.cfg.store), &from, &request, value, room);
+        let handled = match self.too_young(&request) {
+            true => Handled::refused("it ended a short while ago by the clock here"),
+            false => self.acceptor.handle_read((&me, self.cfg.store), &from, &request, value, room),
+        };
         // Every answer speaks of what this disk holds, so it waits for the writes before it even when it
         // writes nothing itself: a repeated accept, or a read, may find a value that is not synced yet.
         let durable = true;

@@ -38,7 +38,16 @@ impl Mesh {
     fn run(&mut self, from: usize, origin: &Origin, task: Task) {
         let peer = &mut self.peers[from];
         peer.propose(origin.clone(), task, Purpose::Nothing, Span::secs(10));
-        let mut mail: VecDeque<(usize, PeerName, Message)> = sent(from, std::mem::take(&mut peer.out));
+        let mail = sent(from, std::mem::take(&mut peer.out));
+        self.deliver(mail);
+    }
+
+    /// Peer `from` says this to `to`.
+    fn tell(&mut self, from: usize, to: usize, message: Message) {
+        self.deliver([(from, name(to), message)].into());
+    }
+
+    fn deliver(&mut self, mut mail: VecDeque<(usize, PeerName, Message)>) {
         while let Some((from, to, message)) = mail.pop_front() {
             let to = (0..3).find(|i| name(*i) == to).expect("one of three");
             if from != to && (self.cut == Some(from) || self.cut == Some(to)) {
@@ -121,6 +130,29 @@ fn a_record_outlives_a_lost_disk_beside_a_missed_creation() {
     mesh.run(2, &origin, Task::Job(cancel));
     let job = first.id();
     assert!(mesh.peers[0].hint(&job).is_some_and(|r| r.state.is_final()));
+}
+
+/// The acting home alone took the end of a job, and the one that proposed it has crashed. To itself it has ended, to the
+/// others it has not: when these ask it to look, it is settled.
+#[test]
+fn an_end_that_only_the_acting_home_took_is_settled() {
+    let (mut mesh, first) = (Mesh::new(), record());
+    let (origin, job) = (Origin::Job(first.birth.clone()), first.id());
+    mesh.run(0, &origin, create(&first));
+    mesh.cut = Some(0);
+    let cancel = Change::Cancel { intent: CancelIntent { by: "u".into(), at: WallTime(2) } };
+    mesh.run(0, &origin, Task::Job(cancel));
+    let ended = |mesh: &Mesh| -> Vec<bool> {
+        mesh.peers.iter().map(|p| p.hint(&job).is_some_and(|r| r.state.is_final())).collect()
+    };
+    assert_eq!(ended(&mesh), [true, false, false]);
+    (mesh.cut, mesh.peers[0].proposer) = (None, Default::default());
+    mesh.tell(1, 0, Message::Look { birth: first.birth.clone() });
+    // It has forgotten which rounds there were: refused once, it tries again a moment later.
+    let now = Now { mono: Instant(1_000_000), wall: WallTime(1) };
+    let mail = sent(0, mesh.peers[0].step(now, Input::Tick));
+    mesh.deliver(mail);
+    assert_eq!(ended(&mesh), [true, true, true]);
 }
 
 /// Nothing is not something: a record that no disk holds stays missing, and no register is begun for it.

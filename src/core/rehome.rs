@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::message::Origin;
+use super::message::{Origin, RecordKey, RegisterBody, RegisterRequest};
 use super::peer::{Peer, Timer};
 use super::propose::{OpResult, Task};
 use super::purpose::Purpose;
@@ -42,6 +42,8 @@ pub(super) struct Keeper {
     /// `retain_jobs` newest of the last one.
     ended: Vec<u64>,
     cutoff: u64,
+    /// Ended records of the last whole round.
+    kept: usize,
 }
 
 impl Peer {
@@ -83,6 +85,7 @@ impl Peer {
             self.keeper.cursor = None;
             self.keeper.unsettled = std::mem::take(&mut self.keeper.counting);
             let (mut ended, keep) = (std::mem::take(&mut self.keeper.ended), self.cfg.retain_jobs);
+            self.keeper.kept = ended.len();
             let over = ended.len().checked_sub(keep).filter(|over| *over > 0);
             self.keeper.cutoff = over.map_or(0, |over| *ended.select_nth_unstable(over).1);
         }
@@ -199,6 +202,17 @@ impl Peer {
     fn kept_long_enough(&self, record: &JobRecord) -> bool {
         let Some(at) = record.finished_at else { return false };
         self.now.wall.0.saturating_sub(at.0) >= self.cfg.retain.0 / 1000 || at.0 < self.keeper.cutoff
+    }
+
+    /// Asked to forget what ended a short while ago by the clock here: one peer whose clock is wrong would make the ends of
+    /// jobs vanish that people still look for. Where many are kept, they are forgotten for their number.
+    pub(super) fn too_young(&self, request: &RegisterRequest) -> bool {
+        let (RegisterBody::Forget, RecordKey::Job(job)) = (&request.body, &request.key) else { return false };
+        let Some(at) = self.acceptor.job(job).and_then(|record| record.finished_at) else { return false };
+        let age = Span::millis(self.now.wall.0.saturating_sub(at.0));
+        // Clocks differ a little.
+        let few = self.keeper.kept < self.cfg.retain_jobs / 2;
+        few && age < self.cfg.retain.scale(9, 10)
     }
 
     fn forget_job(&mut self, job: JobId, record: &JobRecord) {

@@ -868,7 +868,8 @@ impl JobRecord {
         self.state = state;
         self.reason = reason;
         self.placement = None;
-        self.finished_at = Some(at);
+        // A clock that is behind would make it look like one that ended long ago, and is forgotten.
+        self.finished_at = Some(at.max(self.submitted_at));
     }
 }
 
