@@ -281,7 +281,8 @@ async fn until_running(peers: &[FleetPeer], id: &str) -> anyhow::Result<()> {
             return Ok(());
         }
         if begun.elapsed() > Duration::from_secs(30) {
-            bail!("a job of the bench does not run: {job}");
+            let all: Value = peers[0].client.get("/v1/jobs").await.unwrap_or_default();
+            bail!("a job of the bench does not run: {job}\nall: {all}");
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }

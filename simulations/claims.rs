@@ -441,10 +441,7 @@ fn lost_messages_cost_time_and_nothing_else() {
     let begun = net.t;
     for job in jobs {
         net.state_within(job, JobState::Succeeded, Span::secs(120));
-        // A placement of which the cluster heard too late, its grant being over, is refused before anything has run.
-        let record = net.record(job);
-        let ran = record.attempts.iter().filter(|a| a.started_at.is_some()).count();
-        assert_eq!((ran, record.losses, record.failures), (1, 0, 0), "once: {record:#?}");
+        assert_eq!(net.record(job).attempts.len(), 1, "once: {:#?}", net.record(job));
     }
     assert!(net.t.since(begun) < Span::secs(120), "20 jobs of 5 s on 10 places took {}", net.t.since(begun));
 }

@@ -390,7 +390,7 @@ impl Scenario {
             Bug::LyingDisk | Bug::BootForgotten | Bug::ClosedLost => self.faults.crash = Span::secs(4),
             Bug::AnswersUnsynced => {
                 (self.faults.slow_disk, self.faults.crash) = (Span::secs(2), Span::secs(4));
-                self.faults.crash_at_write = 0.01;
+                self.faults.crash_at_write = 0.03;
             }
             Bug::NewDiskAsOld => (self.faults.lost_disk, self.faults.loss) = (Span::secs(12), 0.15),
             Bug::NoQuarantine => {

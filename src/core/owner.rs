@@ -15,7 +15,7 @@ use super::message::{Message, Origin, RecordKey};
 use super::peer::{Peer, Timer};
 use super::propose::{OpResult, Task};
 use super::purpose::Purpose;
-use crate::base::{ContactId, Home, Instant, JobId, PeerName, Span};
+use crate::base::{ContactId, Epoch, Home, Instant, JobId, PeerName, Span};
 use crate::model::record::{Change, ContactChange};
 use crate::model::trace::{self, SpanNote};
 use crate::model::{JobRecord, JobState, Placement};
@@ -58,7 +58,8 @@ struct Driven {
     offers: BTreeMap<PeerName, Offer>,
     /// The one cluster that may send others away for this job, and since when it may.
     token: Option<(PeerName, Instant)>,
-    placing: bool,
+    /// The grant that is being taken.
+    placing: Option<(PeerName, Epoch)>,
     /// Spans of the wait that the placement under way ends.
     waited: Vec<SpanNote>,
     freeing: bool,
@@ -337,7 +338,7 @@ impl Peer {
             return;
         }
         let Some(driven) = self.owner.jobs.get_mut(&job) else { return };
-        if driven.placing {
+        if driven.placing.is_some() {
             return self.drive_at(job, now + CLAIM_EVERY);
         }
         let from = driven.since(record, now);
@@ -372,7 +373,7 @@ impl Peer {
     pub(super) fn owner_placed(&mut self, job: JobId, result: OpResult) {
         let mut spans = Vec::new();
         if let Some(driven) = self.owner.jobs.get_mut(&job) {
-            driven.placing = false;
+            driven.placing = None;
             spans = std::mem::take(&mut driven.waited);
         }
         if let OpResult::Value { value: Value::Job(record), refused } = result {

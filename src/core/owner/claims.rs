@@ -300,10 +300,19 @@ impl Peer {
         let (contact, series, homes, incarnation) = terms;
         let certified = contact_id(&from, series, &homes) == contact;
         let record = self.acceptor.job_shared(&job);
-        let wanted =
-            record.filter(|r| r.placement.is_none() && !r.state.is_final() && r.epoch.next() == epoch);
+        let wanted = record
+            .clone()
+            .filter(|r| r.placement.is_none() && !r.state.is_final() && r.epoch.next() == epoch);
         let standing = |d: &Driven| d.claims.get(&from).is_some_and(|l| l.refused.is_none());
-        let free = self.owner.jobs.get(&job).is_some_and(|d| !d.placing && standing(d));
+        let driven = self.owner.jobs.get(&job);
+        let taking = driven.and_then(|d| d.placing.as_ref()).is_some_and(|(c, e)| *c == from && *e == epoch);
+        let taken =
+            |r: &JobRecord| r.epoch == epoch && r.placement.as_ref().is_some_and(|p| p.cluster == from);
+        if taking || record.as_deref().is_some_and(|r| taken(r) && self.acts_for(r)) {
+            // The grant that is taken, once more: given back now, its capacity would be given to others.
+            return;
+        }
+        let free = driven.is_some_and(|d| d.placing.is_none() && standing(d));
         let (Some(record), true, Ok(homes)) = (wanted, certified && free, BoundedVec::try_from(homes)) else {
             return self.send(from, Message::Withdraw { job, epoch }, false);
         };
@@ -382,7 +391,7 @@ impl Peer {
     fn take_offer(&mut self, job: JobId, record: &JobRecord, cluster: PeerName) {
         let Some(driven) = self.owner.jobs.get_mut(&job) else { return };
         let Some(offer) = driven.offers.remove(&cluster) else { return };
-        driven.placing = true;
+        driven.placing = Some((cluster.clone(), offer.epoch));
         driven.waited = waited(record, &driven.claims, &cluster, &offer, self.now.wall);
         let (contact, series, contact_homes, incarnation) = offer.terms;
         let at = self.now.wall;

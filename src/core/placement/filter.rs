@@ -52,6 +52,14 @@ pub(super) fn hard(spec: &JobSpec, site: &Site, does: &Does<'_>, names: &[String
     let _enough = try_hard(spec, site, does, names, sink);
 }
 
+/// It has wishes that only the owner holds a cluster's own words against. What it needs of nodes, and images, the
+/// cluster itself refuses where it has none.
+pub(super) fn needs_capacity(spec: &JobSpec) -> bool {
+    let wish = &spec.placement;
+    let any = !(wish.regions.is_empty() && wish.zones.is_empty() && wish.labels.is_empty());
+    any || !wish.compliance.is_empty() || wish.price_max_milli.is_some()
+}
+
 /// As `hard`; none once the sink has enough.
 fn try_hard(spec: &JobSpec, site: &Site, does: &Does<'_>, names: &[String], sink: Sink<'_>) -> Option<()> {
     let mut no = |reason: Reason| if sink(reason) { Some(()) } else { None };
@@ -59,11 +67,11 @@ fn try_hard(spec: &JobSpec, site: &Site, does: &Does<'_>, names: &[String], sink
     if member.witness {
         return no(Reason::Witness);
     }
-    let Some(capacity) = member.report.as_ref().and_then(|r| r.capacity.as_ref()) else { return Some(()) };
     let wish = &spec.placement;
     if !wish.clusters.is_empty() && !wish.clusters.contains(&member.peer) {
         no(Reason::NotChosen)?;
     }
+    let Some(capacity) = member.report.as_ref().and_then(|r| r.capacity.as_ref()) else { return Some(()) };
     if !wish.regions.is_empty() && !wish.regions.contains(&capacity.region) {
         no(Reason::Region { have: capacity.region.clone(), wanted: wish.regions.clone() })?;
     }

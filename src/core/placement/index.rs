@@ -423,7 +423,11 @@ fn make_row(
         row.never |= !reason.passing();
         !row.never
     });
-    row.shut = site.member.draining || site.member.liveness == Liveness::Lost;
+    // Whether it is what such a job wishes for is known by what it says of itself alone, and it grants without looking:
+    // until that was heard it is not asked.
+    let unheard = site.report().is_none_or(|report| report.capacity.is_none());
+    let silent = unheard && filter::needs_capacity(spec);
+    row.shut = site.member.draining || site.member.liveness == Liveness::Lost || silent;
     let Some(report) = site.report() else { return row };
     row.heard = report.heard_at;
     row.open = match filter::passing(spec, site, &models, 0, (report.heard_at, wall)) {
