@@ -826,16 +826,15 @@ impl JobRecord {
                     0 | 1 => Span::ZERO,
                     n => Span::secs(1 << n.min(6)),
                 };
-                let saves = self.checkpoint.is_some() || self.spec.checkpoint.is_some();
-                let from = if saves { "its checkpoint" } else { "the beginning, since it has no checkpoint" };
-                self.reason = format!("lost contact with {cluster}; runs again from {from}");
+                self.reason = format!("lost contact with {cluster}; runs again from {}", self.goes_on_from());
             }
             Outcome::Stopped(_) if self.moving.is_some() => {
                 let to = self.moving.as_ref().map(|m| m.to.to_string()).unwrap_or_default();
                 self.reason = format!("stopped at {cluster} to go on at {to}");
             }
             Outcome::Stopped(why) => {
-                self.reason = format!("stopped at {cluster} ({why}); runs again from its checkpoint")
+                self.reason =
+                    format!("stopped at {cluster} ({why}); runs again from {}", self.goes_on_from());
             }
             Outcome::Refused(why) => {
                 self.hold = Span::secs(1);
@@ -862,6 +861,12 @@ impl JobRecord {
         }
         self.hold = Span::secs(1 << u64::from(self.failures.min(8)));
         self.reason = format!("{what}; retry {} of {} in {}", self.failures, self.spec.retries, self.hold);
+    }
+
+    /// Where its next attempt begins, in words.
+    fn goes_on_from(&self) -> &'static str {
+        let saves = self.checkpoint.is_some() || self.spec.checkpoint.is_some();
+        if saves { "its checkpoint" } else { "the beginning, since it has no checkpoint" }
     }
 
     pub(super) fn finish(&mut self, state: JobState, reason: String, at: WallTime) {
