@@ -57,6 +57,14 @@ fn hash_homes(homes: &[Home]) -> [u8; 32] {
     hash(&parts)
 }
 
+/// How long a job waits after so many losses in a row before it may run again.
+pub fn hold_after(losses: u32) -> Span {
+    match losses {
+        0 | 1 => Span::ZERO,
+        n => Span::secs(1 << n.min(6)),
+    }
+}
+
 impl Birth {
     /// Where the ring proposes homes, before they are chosen.
     pub fn ring_key(tenant: &str, minter: &PeerName, sequence: u64) -> u64 {
@@ -822,10 +830,7 @@ impl JobRecord {
             }
             Outcome::Lost => {
                 // A job that takes its machines down with it must not go round the mesh at full speed.
-                self.hold = match self.losses_in_a_row {
-                    0 | 1 => Span::ZERO,
-                    n => Span::secs(1 << n.min(6)),
-                };
+                self.hold = hold_after(self.losses_in_a_row);
                 self.reason = format!("lost contact with {cluster}; runs again from {}", self.goes_on_from());
             }
             Outcome::Stopped(_) if self.moving.is_some() => {
