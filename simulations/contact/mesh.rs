@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use starling::base::{Bytes, Instant, MilliCpu, PeerName, Span, StoreId, WallTime};
-use starling::core::message::{RecordKey, SPEAKS};
+use starling::core::message::{AnswerBody, RecordKey, RegisterBody, SPEAKS};
 use starling::core::{
     BackendCommand, BackendEvent, ClientRequest, ClientResponse, CoreConfig, DiskImage, Input, Message, Now,
     Output, Peer,
@@ -48,7 +48,7 @@ struct Node {
     wakes: u64,
 }
 
-#[derive(Default)]
+#[derive(Default, Clone, Copy)]
 struct Count {
     messages: u64,
     bytes: u64,
@@ -62,6 +62,14 @@ impl Count {
     }
 }
 
+/// Of contacts, of all else, and the messages of all else by what they are.
+#[derive(Default)]
+struct Counts {
+    contact: Count,
+    other: Count,
+    kinds: BTreeMap<&'static str, Count>,
+}
+
 struct Mesh {
     now: Instant,
     agenda: Agenda<Event>,
@@ -70,7 +78,7 @@ struct Mesh {
     /// GPUs of a cluster: one for each job that it is to run.
     gpus: u32,
     running: usize,
-    counts: Option<(Count, Count)>,
+    counts: Option<Counts>,
     error: Option<String>,
 }
 
@@ -104,6 +112,28 @@ fn is_contact(message: &Message) -> bool {
         _ => return false,
     };
     matches!(key, RecordKey::Contact(_))
+}
+
+/// What a message that is of no contact is, in words.
+fn kind(message: &Message) -> &'static str {
+    match message {
+        Message::Register(request) => match request.body {
+            RegisterBody::Read => "read a record",
+            RegisterBody::Prepare { .. } => "prepare",
+            RegisterBody::Accept { .. } => "accept",
+            RegisterBody::Forget => "forget",
+        },
+        Message::Answer(answer) => match answer.body {
+            AnswerBody::State { .. } => "answer to a read",
+            _ => "answer to a change",
+        },
+        Message::Look { .. } => "look at a job",
+        Message::Claim(_) | Message::ClaimWith { .. } | Message::Withdraw { .. } => "claim",
+        Message::Grant { .. } | Message::ClaimState { .. } | Message::ClaimStateWith { .. } => "grant or place",
+        Message::Disk(_) => "past of a disk",
+        Message::Tenants(_) | Message::TenantsWord(_) => "tenants",
+        _ => "rest",
+    }
 }
 
 /// Lets so many jobs run, one GPU each, and counts for so long.
@@ -146,8 +176,10 @@ pub fn run(peers: usize, running: usize, seconds: u64) -> Result<Cost, String> {
     let ended = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     let cpu_ms = (ended.tv_sec - begun.tv_sec) as f64 * 1e3 + (ended.tv_nsec - begun.tv_nsec) as f64 / 1e6;
     let per = seconds as f64 * peers as f64;
-    let (contact, other) = mesh.counts.take().unwrap_or_default();
-    Ok(Cost { running, contact: contact.load(per), other: other.load(per), cpu_ms: cpu_ms / per })
+    let Counts { contact, other, kinds } = mesh.counts.take().unwrap_or_default();
+    let (contact, other) = (contact.load(per), other.load(per));
+    let kinds = kinds.into_iter().map(|(kind, count)| (kind, count.load(per))).collect();
+    Ok(Cost { running, contact, other, kinds, cpu_ms: cpu_ms / per })
 }
 
 fn config(i: usize, gpus: u32) -> CoreConfig {
@@ -268,8 +300,8 @@ impl Mesh {
                 _ => {}
             }
         }
-        if let Some((of_contact, other)) = self.counts.as_mut().filter(|_| wrote > Span::ZERO) {
-            let count = if contact { of_contact } else { other };
+        if let Some(counts) = self.counts.as_mut().filter(|_| wrote > Span::ZERO) {
+            let count = if contact { &mut counts.contact } else { &mut counts.other };
             count.syncs += 1;
         }
         let node = &mut self.nodes[i];
@@ -282,10 +314,14 @@ impl Mesh {
     }
 
     fn count(&mut self, own: bool, message: &Message) {
-        let Some((contact, other)) = self.counts.as_mut().filter(|_| !own) else { return };
-        let count = if is_contact(message) { contact } else { other };
-        count.messages += 1;
-        count.bytes += codec::encode(message).map_or(0, |bytes| bytes.len() as u64);
+        let Some(counts) = self.counts.as_mut().filter(|_| !own) else { return };
+        let bytes = codec::encode(message).map_or(0, |bytes| bytes.len() as u64);
+        let mut add = |count: &mut Count| (count.messages, count.bytes) = (count.messages + 1, count.bytes + bytes);
+        if is_contact(message) {
+            return add(&mut counts.contact);
+        }
+        add(&mut counts.other);
+        add(counts.kinds.entry(kind(message)).or_default());
     }
 }
 

@@ -8,6 +8,7 @@
 
 mod mesh;
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use serde_json::{Value, json};
@@ -15,11 +16,13 @@ use serde_json::{Value, json};
 pub const USAGE: &str = "simulate contact [--peers P] [--running N,N] [--seconds S] [--json]";
 
 /// What a size costs, per peer and second.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Cost {
     pub running: usize,
     pub contact: Load,
     pub other: Load,
+    /// The messages of all else, by what they are.
+    pub kinds: BTreeMap<&'static str, Load>,
     /// Processor time of the core, milliseconds per second and peer.
     pub cpu_ms: f64,
 }
@@ -44,6 +47,7 @@ impl Cost {
             "running": self.running,
             "contact": self.contact.json(),
             "other": self.other.json(),
+            "other_by_kind": self.kinds.iter().map(|(kind, load)| (*kind, load.json())).collect::<BTreeMap<_, _>>(),
             "core_cpu_ms_per_s": self.cpu_ms,
             "contact_bytes_of_first": self.contact.bytes / first.contact.bytes,
         })
@@ -82,28 +86,30 @@ pub fn command(args: &[String]) -> Result<ExitCode, String> {
     let mut rows: Vec<Cost> = Vec::new();
     for running in sizes {
         let row = cost(peers, running, seconds)?;
-        let first = *rows.first().unwrap_or(&row);
-        rows.push(row);
+        let first = rows.first().unwrap_or(&row).contact;
+        rows.push(row.clone());
         if json {
             continue;
         }
-        let Cost { contact, other, .. } = row;
+        let Cost { contact, other, kinds, .. } = row;
         println!(
             "{running:>8} jobs at {peers} clusters: contact {:.2} messages, {:.0} bytes, {:.2} syncs ({:.3} of the first's bytes); \
              all else {:.2} messages, {:.0} bytes, {:.2} syncs; the core {:.2} ms; per second and peer",
             contact.messages,
             contact.bytes,
             contact.syncs,
-            contact.bytes / first.contact.bytes,
+            contact.bytes / first.bytes,
             other.messages,
             other.bytes,
             other.syncs,
             row.cpu_ms,
         );
+        for (kind, load) in kinds {
+            println!("{:>24} {:.2} messages, {:.0} bytes", kind, load.messages, load.bytes);
+        }
     }
     if json {
-        let first = rows[0];
-        let sizes: Vec<Value> = rows.iter().map(|r| r.json(&first)).collect();
+        let sizes: Vec<Value> = rows.iter().map(|r| r.json(&rows[0])).collect();
         println!("{}", json!({ "peers": peers, "seconds": seconds, "sizes": sizes }));
     }
     Ok(ExitCode::SUCCESS)

@@ -1,0 +1,18 @@
+//! Work that tests count: a cost is held to what it may grow with, never to time.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
+thread_local! {
+    static DONE: RefCell<BTreeMap<&'static str, u64>> = const { RefCell::new(BTreeMap::new()) };
+}
+
+/// This was done once more, on this thread.
+pub fn count(what: &'static str) {
+    DONE.with_borrow_mut(|done| *done.entry(what).or_default() += 1);
+}
+
+/// How often that was done so far.
+pub fn done(what: &str) -> u64 {
+    DONE.with_borrow(|done| done.get(what).copied().unwrap_or_default())
+}
