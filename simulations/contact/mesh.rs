@@ -28,8 +28,6 @@ const VIEW_EVERY: Span = Span::secs(2);
 const SUBMITS_PER_S: u64 = 2;
 /// All jobs must run within this after the last was submitted.
 const START_WITHIN: Span = Span::secs(300);
-/// Then this passes until anything is counted.
-const REST: Span = Span::secs(60);
 
 enum Event {
     Submit(usize),
@@ -136,8 +134,8 @@ fn kind(message: &Message) -> &'static str {
     }
 }
 
-/// Lets so many jobs run, one GPU each, and counts for so long.
-pub fn run(peers: usize, running: usize, seconds: u64) -> Result<Cost, String> {
+/// Lets so many jobs run, one GPU each, rests, and counts for so long.
+pub fn run(peers: usize, running: usize, rest: u64, seconds: u64) -> Result<Cost, String> {
     let gpus = u32::try_from(running.div_ceil(peers)).map_err(|e| e.to_string())?;
     let mut mesh = Mesh {
         now: Instant(1_000_000),
@@ -169,7 +167,7 @@ pub fn run(peers: usize, running: usize, seconds: u64) -> Result<Cost, String> {
     if mesh.running < running {
         return Err(format!("only {} of {running} jobs run", mesh.running));
     }
-    mesh.until(mesh.now + REST, usize::MAX)?;
+    mesh.until(mesh.now + Span::secs(rest), usize::MAX)?;
     mesh.counts = Some(Default::default());
     let begun = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     mesh.until(mesh.now + Span::secs(seconds), usize::MAX)?;

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use serde_json::{Value, json};
 
-pub const USAGE: &str = "simulate contact [--peers P] [--running N,N] [--seconds S] [--json]";
+pub const USAGE: &str = "simulate contact [--peers P] [--running N,N] [--rest S] [--seconds S] [--json]";
 
 /// What a size costs, per peer and second.
 #[derive(Debug, Clone, Default)]
@@ -54,14 +54,15 @@ impl Cost {
     }
 }
 
-/// What one size costs.
-pub fn cost(peers: usize, running: usize, seconds: u64) -> Result<Cost, String> {
-    mesh::run(peers, running, seconds)
+/// What one size costs, counted for so many seconds after all jobs have run for `rest` seconds. Homes look at a job ever
+/// more seldom the longer nothing changes, up to every five minutes: what is not of contacts falls for that long.
+pub fn cost(peers: usize, running: usize, rest: u64, seconds: u64) -> Result<Cost, String> {
+    mesh::run(peers, running, rest, seconds)
 }
 
 /// `simulate contact`.
 pub fn command(args: &[String]) -> Result<ExitCode, String> {
-    let (mut peers, mut seconds, mut json) = (100, 120, false);
+    let (mut peers, mut rest, mut seconds, mut json) = (100, 60, 120, false);
     let mut sizes = vec![1_000, 10_000, 100_000];
     let mut args = args.iter();
     let whole = |name: &str, text: &str, least: usize, most: usize| {
@@ -76,6 +77,7 @@ pub fn command(args: &[String]) -> Result<ExitCode, String> {
         let text = args.next().ok_or(format!("{name} wants a value"))?;
         match name.as_str() {
             "--peers" => peers = whole(name, text, 3, 1_000)?,
+            "--rest" => rest = whole(name, text, 1, 36_000)? as u64,
             "--seconds" => seconds = whole(name, text, 10, 3_600)? as u64,
             "--running" => {
                 sizes = text.split(',').map(|t| whole(name, t, 1, 1_000_000)).collect::<Result<_, _>>()?;
@@ -85,7 +87,7 @@ pub fn command(args: &[String]) -> Result<ExitCode, String> {
     }
     let mut rows: Vec<Cost> = Vec::new();
     for running in sizes {
-        let row = cost(peers, running, seconds)?;
+        let row = cost(peers, running, rest, seconds)?;
         let first = rows.first().unwrap_or(&row).contact;
         rows.push(row.clone());
         if json {
@@ -110,7 +112,7 @@ pub fn command(args: &[String]) -> Result<ExitCode, String> {
     }
     if json {
         let sizes: Vec<Value> = rows.iter().map(|r| r.json(&rows[0])).collect();
-        println!("{}", json!({ "peers": peers, "seconds": seconds, "sizes": sizes }));
+        println!("{}", json!({ "peers": peers, "rest": rest, "seconds": seconds, "sizes": sizes }));
     }
     Ok(ExitCode::SUCCESS)
 }
