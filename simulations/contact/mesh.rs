@@ -314,7 +314,7 @@ impl Mesh {
     fn count(&mut self, own: bool, message: &Message) {
         let Some(counts) = self.counts.as_mut().filter(|_| !own) else { return };
         let bytes = codec::encode(message).map_or(0, |bytes| bytes.len() as u64);
-        let mut add = |count: &mut Count| (count.messages, count.bytes) = (count.messages + 1, count.bytes + bytes);
+        let add = |count: &mut Count| (count.messages, count.bytes) = (count.messages + 1, count.bytes + bytes);
         if is_contact(message) {
             return add(&mut counts.contact);
         }

@@ -7,9 +7,14 @@ thread_local! {
     static DONE: RefCell<BTreeMap<&'static str, u64>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// This was done once more, on this thread.
+/// This was done once more, on this thread,
 pub fn count(what: &'static str) {
-    DONE.with_borrow_mut(|done| *done.entry(what).or_default() += 1);
+    add(what, 1);
+}
+
+/// or so many times.
+pub fn add(what: &'static str, times: u64) {
+    DONE.with_borrow_mut(|done| *done.entry(what).or_default() += times);
 }
 
 /// How often that was done so far.

@@ -222,3 +222,22 @@ fn a_start_does_not_look_at_all_attempts() {
     });
     assert_eq!(took, Some(Span::secs(7)), "{:?}", peer.out);
 }
+
+/// What the eye on the invariants gathers does not grow with the attempts of other nodes.
+#[test]
+fn an_admission_is_held_against_its_own_nodes() {
+    let (mut peer, key, _) = peer();
+    for n in 0..50 {
+        let other = AttemptKey { job: JobId([n; 20]), epoch: Epoch(1) };
+        let mut attempt = peer.exec.attempts[&key].clone();
+        (attempt.phase, attempt.row.closed) = (Phase::Running, None);
+        attempt.row.shares = vec![NodeShare { node: u32::from(n), gpus: vec![0, 1] }];
+        peer.exec.attempts.insert(other, attempt);
+    }
+    let before = crate::base::work::done("gpus gathered");
+    peer.watch_admit(key, &[NodeShare { node: 3, gpus: vec![2] }]);
+    assert_eq!(crate::base::work::done("gpus gathered") - before, 2);
+    assert_eq!(peer.counters().get("invariant_I6_violated"), None);
+    peer.watch_admit(key, &[NodeShare { node: 3, gpus: vec![1] }]);
+    assert_eq!(peer.counters().get("invariant_I6_violated"), Some(&1));
+}
