@@ -127,7 +127,9 @@ fn kind(message: &Message) -> &'static str {
         },
         Message::Look { .. } => "look at a job",
         Message::Claim(_) | Message::ClaimWith { .. } | Message::Withdraw { .. } => "claim",
-        Message::Grant { .. } | Message::ClaimState { .. } | Message::ClaimStateWith { .. } => "grant or place",
+        Message::Grant { .. } | Message::ClaimState { .. } | Message::ClaimStateWith { .. } => {
+            "grant or place"
+        }
         Message::Disk(_) => "past of a disk",
         Message::Tenants(_) | Message::TenantsWord(_) => "tenants",
         _ => "rest",
@@ -314,7 +316,8 @@ impl Mesh {
     fn count(&mut self, own: bool, message: &Message) {
         let Some(counts) = self.counts.as_mut().filter(|_| !own) else { return };
         let bytes = codec::encode(message).map_or(0, |bytes| bytes.len() as u64);
-        let add = |count: &mut Count| (count.messages, count.bytes) = (count.messages + 1, count.bytes + bytes);
+        let add =
+            |count: &mut Count| (count.messages, count.bytes) = (count.messages + 1, count.bytes + bytes);
         if is_contact(message) {
             return add(&mut counts.contact);
         }
