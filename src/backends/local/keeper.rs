@@ -134,7 +134,8 @@ impl Keeper {
             found.notes.push("no podman or docker: jobs with an image cannot run here".into());
         }
         let name = runtime.and_then(|r| Some(r.file_name()?.to_string_lossy().into_owned()));
-        Discovery { nodes, container_runtime: name, images: Vec::new(), notes: found.notes }
+        let (notes, warnings) = (found.notes, found.warnings);
+        Discovery { nodes, container_runtime: name, images: Vec::new(), notes, warnings }
     }
 
     /// Reads what an earlier run of the peer left, and says it.
