@@ -55,13 +55,20 @@ struct Boxed<'a> {
     listen: String,
 }
 
+/// What it is started with.
+fn configure(etc: &Path, nodes: &str) {
+    let text = format!(
+        "name = \"boxed\"\nlisten = \"127.0.0.1:0\"\n{nodes}[api]\nlisten = \"127.0.0.1:0\"\n\
+         [timing]\nrenew_every = \"500ms\"\nmargin = \"1s\"\nprobe_every = \"never\"\n"
+    );
+    fs::write(etc.join("starling.toml"), text).expect("a configuration");
+}
+
 impl Boxed<'_> {
     fn start<'a>(podman: &'a Podman, folder: &Path, join: &str) -> Boxed<'a> {
         let (state, etc) = (volume(folder, "state"), folder.join("etc"));
         fs::create_dir(&etc).expect("a folder");
-        let text = "name = \"boxed\"\nlisten = \"127.0.0.1:0\"\n[api]\nlisten = \"127.0.0.1:0\"\n\
-                    [timing]\nrenew_every = \"500ms\"\nmargin = \"1s\"\nprobe_every = \"never\"\n";
-        fs::write(etc.join("starling.toml"), text).expect("a configuration");
+        configure(&etc, "");
         let (volume, config) =
             (format!("{}:{VOLUME}", state.display()), format!("{}:/etc/starling:ro", etc.display()));
         let join = format!("STARLING_JOIN={join}");
@@ -143,7 +150,28 @@ fn the_image_of_a_static_binary_is_a_peer() {
     assert!(!boxed.exec(&["doctor"]).contains("isolated"));
     boxed.exec(&["peer", "--state", VOLUME]);
 
-    // A job in it finds the binary alone, under a guard of it; there is no shell for another.
+    // Nothing could run in it, so it offers nothing.
+    assert!(words.contains("WARN") && words.contains("no /bin/sh"), "{words}");
+    let me = get(&boxed.state, "/v1/clusters").expect("clusters");
+    let me = me["clusters"]
+        .as_array()
+        .and_then(|c| c.iter().find(|c| c["name"] == "boxed"))
+        .expect("itself")
+        .clone();
+    assert_eq!(me["nodes"], json!([]), "{me:#}");
+
+    // Told to stop it stops, and its volume is what it was; whom it joined is not asked again.
+    boxed.stop();
+    let pool = "[[nodes]]\nname = \"pool\"\ncpus = 2\nmemory = \"1G\"\n";
+    configure(&folder.path().join("etc"), pool);
+    podman.said(&["start", "boxed"]).expect("it starts again");
+    boxed.wait_up();
+    until("it is back", || {
+        let seen = mesh.peer("alpha").sees("boxed")?;
+        if seen == "alive" { Ok(()) } else { Err(seen) }
+    });
+
+    // Declared, it runs what it has: the binary alone, under a guard of it. There is no shell for another.
     let here = "resources: {cpus: 1, memory: 10M}\nplacement: {clusters: [boxed]}\nretries: 0\n";
     let id = submit(&boxed.state, &format!("run: [{BINARY}, --version]\n{here}"));
     succeeded(&boxed.state, &id);
@@ -155,19 +183,11 @@ fn the_image_of_a_static_binary_is_a_peer() {
     });
     cli(mesh.state("alpha"), &["cancel", &id]).ok();
     // The other way: submitted in the container, run outside.
-    let id = submit(&boxed.state, "run: echo outside\nresources: {gpus: 1}\nplacement: {clusters: [alpha]}\n");
+    let id =
+        submit(&boxed.state, "run: echo outside\nresources: {gpus: 1}\nplacement: {clusters: [alpha]}\n");
     succeeded(&boxed.state, &id);
     assert_eq!(boxed.exec(&["logs", &id]).trim(), "outside");
 
-    // Told to stop it stops, and its volume is what it was; whom it joined is not asked again.
-    boxed.stop();
-    podman.said(&["start", "boxed"]).expect("it starts again");
-    boxed.wait_up();
-    until("it is back", || {
-        let seen = mesh.peer("alpha").sees("boxed")?;
-        if seen == "alive" { Ok(()) } else { Err(seen) }
-    });
-    assert_eq!(job(&boxed.state, &id).expect("its record")["state"], "succeeded");
     boxed.stop();
 
     // As a guard: an init container puts the binary beside a job's own image, which has another libc or none.
@@ -180,5 +200,8 @@ fn the_image_of_a_static_binary_is_a_peer() {
     podman.said(&install).expect("installed");
     let asked = [run.as_slice(), &["--user", "1234:1234", IMAGE, "/starling/starling", "--version"]].concat();
     assert!(podman.said(&asked).expect("runs").starts_with("starling "));
-    assert_eq!(json!(fs::read(shared.join("starling")).expect("there").len()), json!(fs::metadata(&binary).expect("there").len()));
+    assert_eq!(
+        json!(fs::read(shared.join("starling")).expect("there").len()),
+        json!(fs::metadata(&binary).expect("there").len())
+    );
 }

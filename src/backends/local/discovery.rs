@@ -85,6 +85,13 @@ fn nvml() -> &'static Result<Nvml, String> {
     NVML.get_or_init(|| Nvml::init().map_err(|e| e.to_string()))
 }
 
+/// Why a machine is not offered, where it could run no job: it would take them, and fail every one. Such is the image of
+/// deploy/Containerfile, where nothing is but the peer.
+pub fn runs_nothing(shell: bool, runtime: bool) -> Option<String> {
+    let words = "this machine has no /bin/sh and no podman or docker, so no job can run here and it offers nothing: start its peer on a machine that has, with --witness, or in front of another backend; or declare [[nodes]]";
+    (!shell && !runtime).then(|| words.to_owned())
+}
+
 /// There is a driver, and its library cannot be asked.
 fn unused(why: &str, is_static: bool) -> String {
     if is_static {
@@ -186,6 +193,12 @@ mod tests {
     fn a_static_binary_says_what_to_run_instead() {
         assert!(unused("Dynamic loading not supported", true).contains("`cargo build --release`"));
         assert!(unused("no permission", false).ends_with("no permission"));
+    }
+
+    #[test]
+    fn a_machine_that_can_run_no_job_is_not_offered() {
+        assert!(runs_nothing(false, false).is_some_and(|why| why.contains("--witness")));
+        assert_eq!([runs_nothing(true, false), runs_nothing(false, true)], [None, None]);
     }
 
     #[test]
