@@ -54,6 +54,7 @@ const SCENARIOS: &[Scenario] = &scenarios![
     absence::clocks_that_are_ten_minutes_apart_lose_no_output_and_end_nothing,
     absence::a_line_without_an_end_is_cut_and_what_follows_comes,
     containers::a_guard_enters_any_image,
+    containers::the_image_drives_the_cluster_it_runs_in,
     mesh::jobs_over_kubernetes_and_a_local_cluster,
     deploy::the_account_may_what_the_backend_does_and_no_more,
 ];

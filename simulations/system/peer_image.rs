@@ -4,7 +4,7 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -12,10 +12,8 @@ use serde_json::json;
 
 use super::harness::*;
 use super::mesh::{Mesh, Plan};
-use super::podman::{IMAGE, PEER, Podman, static_binary};
+use super::podman::{IMAGE, PEER, Podman, packed, static_binary, volume};
 
-/// User and group of the image.
-const NOBODY: u32 = 65_532;
 const BINARY: &str = "/usr/local/bin/starling";
 const VOLUME: &str = "/var/lib/starling";
 
@@ -28,15 +26,6 @@ fn is_static(elf: &[u8]) -> bool {
     let (table, size, count) = (number(0x20, 8) as usize, number(0x36, 2) as usize, number(0x38, 2) as usize);
     const PT_INTERP: u64 = 3;
     (0..count).all(|n| number(table + n * size, 4) != PT_INTERP)
-}
-
-/// A folder as a volume with `fsGroup` is: root's, and its group may write.
-fn volume(folder: &Path, name: &str) -> PathBuf {
-    let path = folder.join(name);
-    fs::create_dir(&path).expect("a folder");
-    chown(&path, Some(0), Some(NOBODY)).expect("the group's");
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o2775)).expect("it may write");
-    path
 }
 
 /// Status of an answer over plain HTTP.
@@ -116,24 +105,10 @@ impl Boxed<'_> {
 
 #[test]
 fn the_image_of_a_static_binary_is_a_peer() {
-    let Some(binary) = static_binary() else {
-        println!("not tried: the peer's image: STARLING_STATIC names no static binary (deploy/test static)");
-        return;
-    };
-    if !rustix::process::geteuid().is_root() {
-        println!("not tried: the peer's image: only root can make its volume");
-        return;
-    }
-    let podman = match Podman::make() {
-        Ok(podman) => podman,
-        Err(why) => {
-            println!("not tried: the peer's image: {why}");
-            return;
-        }
-    };
+    let Some(podman) = packed("the peer's image") else { return };
+    let binary = static_binary().expect("it is packed");
     assert!(is_static(&fs::read(&binary).expect("the binary that STARLING_STATIC names")));
     assert!(!is_static(&fs::read(STARLING).expect("this build")), "the check sees a loader");
-    podman.pack(&binary).expect("the image is built");
 
     let mesh = Mesh::start([Plan::new("alpha")]);
     let folder = tempfile::tempdir().expect("a folder");

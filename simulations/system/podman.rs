@@ -1,7 +1,7 @@
 //! A podman with storage and settings of its own, and the images of the tests; nothing is fetched.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -15,9 +15,41 @@ pub const OWN: &str = "localhost/starling-own:1";
 /// The peer's own.
 pub const PEER: &str = "localhost/starling:1";
 
+/// Its user and group.
+pub const NOBODY: u32 = 65_532;
+
 /// A static binary to make the peer's image of; `deploy/test static` builds it and names it here.
 pub fn static_binary() -> Option<PathBuf> {
     std::env::var_os("STARLING_STATIC").map(PathBuf::from)
+}
+
+/// The peer's image of the static binary that is given. Where there is none or it cannot be run, says that `what` was
+/// not tried.
+pub fn packed(what: &str) -> Option<Podman> {
+    let made = match static_binary() {
+        None => Err("STARLING_STATIC names no static binary (deploy/test static builds one)".to_owned()),
+        Some(_) if !rustix::process::geteuid().is_root() => Err("only root can make its volumes".to_owned()),
+        Some(binary) => Podman::make().map(|podman| (podman, binary)),
+    };
+    match made {
+        Err(why) => {
+            println!("not tried: {what}: {why}");
+            None
+        }
+        Ok((podman, binary)) => {
+            podman.pack(&binary).expect("the image is built");
+            Some(podman)
+        }
+    }
+}
+
+/// A folder as a volume with `fsGroup` is: root's, and its group may write.
+pub fn volume(folder: &Path, name: &str) -> PathBuf {
+    let path = folder.join(name);
+    fs::create_dir(&path).expect("a folder");
+    chown(&path, Some(0), Some(NOBODY)).expect("the group's");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o2775)).expect("it may write");
+    path
 }
 
 fn on_path(name: &str) -> Option<PathBuf> {
