@@ -9,11 +9,12 @@ use arc_swap::ArcSwap;
 use bytes::Bytes;
 use chitchat::{ChitchatHandle, ChitchatId, ChitchatMessage, Deserializable};
 use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::envelope;
 use super::facet::Place;
-use super::screen::{Heard, Held, Screen, pseudo_addr};
+use super::screen::{Heard, Screen, pseudo_addr};
 use super::socket::{LinkTransport, Names};
 use super::{GossipConfig, GossipParts, Shared, Sight, Sighting};
 use crate::base::{PeerName, Rng};
@@ -123,6 +124,9 @@ impl Loop {
                     ticks += 1;
                 }
                 Some((from, direct, bytes)) = inbox.recv() => {
+                    if let Some(until) = shared.pace.aside(Instant::now()) {
+                        tokio::time::sleep_until(until).await;
+                    }
                     self.take(handle, id, &to_chitchat, (from, direct, bytes)).await;
                     if self.screen.generation_reused {
                         tracing::error!("others hold newer keys of this generation: taking the next one");
@@ -181,9 +185,7 @@ impl Loop {
         let clean = {
             let chitchat = handle.chitchat();
             let chitchat = chitchat.lock().await;
-            let held: Held<'_> =
-                chitchat.node_states().iter().map(|(id, state)| (id, state.max_version())).collect();
-            self.screen.clean(direct.then_some(&from), &bytes, &list, id, &held)
+            self.screen.clean(direct.then_some(&from), &bytes, &list, id, chitchat.node_states())
         };
         *self.shared.dropped.lock().unwrap_or_else(PoisonError::into_inner) =
             (self.screen.dropped, self.screen.heard.clone());

@@ -221,6 +221,11 @@ impl Gossip {
         self.shared.pace.changed();
     }
 
+    /// A flash goes by: what can wait makes way for it.
+    pub fn make_way(&self) {
+        self.shared.pace.flash(tokio::time::Instant::now());
+    }
+
     /// Named counters for metrics.
     pub fn counters(&self) -> BTreeMap<&'static str, u64> {
         let (dropped, heard) = self.shared.dropped.lock().unwrap_or_else(PoisonError::into_inner).clone();

@@ -243,6 +243,7 @@ impl Mesh {
 
     /// Takes an urgent hint into the view.
     pub fn note_flash(&self, origin: &PeerName, flash: &Flash) {
+        self.gossip.make_way();
         self.notes.heard("heard.flash", origin, || match flash {
             Flash::Capacity { .. } => "capacity".into(),
             Flash::Suspect { cluster } => format!("suspect {cluster}"),
