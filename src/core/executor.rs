@@ -440,6 +440,17 @@ impl Peer {
         }
     }
 
+    /// The least time that any attempt here has left until its lease ends, none where no lease runs.
+    pub(super) fn lease_left(&self) -> Option<Span> {
+        let left = |attempt: &Attempt| {
+            let grace = attempt.row.spec.on_lost_contact.grace?;
+            let renewed = self.contacts.get(&attempt.row.binding.0).and_then(|c| c.renewed)?;
+            Some((renewed + grace).since(self.now.mono))
+        };
+        let open = self.exec.attempts.values().filter(|a| a.phase != Phase::Closed);
+        open.filter_map(left).min()
+    }
+
     /// False while the contact that the placement names is ours and was not renewed for half a grace: an attempt
     /// begun now might be past its end already, as after a suspend. The owner says "look" again in a second.
     fn may_begin_under(&self, placement: &Placement, spec: &JobSpec) -> bool {

@@ -49,6 +49,8 @@ struct Mesh {
     twice: fn(&Message) -> bool,
     /// Nobody has heard yet what these clusters have.
     unheard: BTreeSet<PeerName>,
+    /// What a GPU hour costs, of those that ask for something.
+    prices: BTreeMap<PeerName, u64>,
 }
 
 fn nodes(gpus: u32) -> Vec<NodeCapacity> {
@@ -85,6 +87,7 @@ impl Mesh {
             drop: |_| false,
             twice: |_| false,
             unheard: BTreeSet::new(),
+            prices: BTreeMap::new(),
         };
         let mut first = Vec::new();
         for (n, (peer, gpus)) in sizes.iter().enumerate() {
@@ -128,7 +131,7 @@ impl Mesh {
                     region: "r".into(),
                     zone: String::new(),
                     labels: BTreeMap::new(),
-                    price_milli: 0,
+                    price_milli: self.prices.get(peer).copied().unwrap_or(0),
                     pue_milli: 1_000,
                     nodes: site.nodes.clone(),
                     container_runtime: None,
@@ -155,6 +158,14 @@ impl Mesh {
             (peer.clone(), member)
         };
         Arc::new(View { members: self.sites.iter().enumerate().map(member).collect(), isolated: false })
+    }
+
+    /// What has changed is known everywhere now.
+    fn tell_views(&mut self) {
+        let (view, peers) = (self.view(), self.sites.keys().cloned().collect::<Vec<_>>());
+        for peer in peers {
+            self.input(&peer, Input::View(view.clone()));
+        }
     }
 
     fn input(&mut self, peer: &PeerName, input: Input) {
@@ -361,6 +372,30 @@ fn a_cluster_that_nobody_has_heard_yet_is_not_asked() {
     assert_eq!((record.state, record.attempts.len()), (JobState::Running, 1), "{record:?}");
     assert_eq!(record.placement.map(|p| p.cluster), Some(name("b")));
     assert!(mesh.get("a", elsewhere).attempts.is_empty());
+}
+
+/// A cluster grants without looking at what its owner knows: what has become too dear since it was asked is given back.
+#[test]
+fn a_grant_of_a_cluster_that_no_longer_fits_is_not_taken() {
+    let mut mesh = Mesh::new(&[("a", 8), ("b", 8), ("c", 8)]);
+    let holders = ["a", "b", "c"].map(|cluster| {
+        let mut spec = job(8, 50);
+        spec.placement.clusters = vec![name(cluster)];
+        mesh.submit("a", spec)
+    });
+    mesh.run(Span::secs(3));
+    let mut cheap = job(8, 50);
+    (cheap.placement.clusters, cheap.placement.price_max_milli) = (vec![name("b")], Some(100));
+    let cheap = mesh.submit("a", cheap);
+    mesh.run(Span::secs(3));
+    mesh.prices.insert(name("b"), 1_000);
+    mesh.tell_views();
+    mesh.finish(holders[1]);
+    mesh.run(Span::secs(20));
+    assert!(mesh.get("a", cheap).attempts.is_empty(), "it costs ten times what it may");
+    mesh.prices.clear();
+    mesh.run(Span::secs(20));
+    assert_eq!(mesh.get("a", cheap).state, JobState::Running);
 }
 
 /// A job that must not be sent away is not, however urgent the other is; nor is anybody for one of the same priority.

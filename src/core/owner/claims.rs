@@ -16,6 +16,8 @@ use crate::model::record::contact_id;
 use crate::model::spec::Run;
 use crate::model::trace::{self, SpanNote};
 
+/// Said of a cluster that was asked when it still fitted.
+const NO_MORE: &str = "its grant was given back: by what it says of itself now it cannot run this job";
 /// A cluster that refused a job is not asked for it again for this long.
 const REFUSED_FOR: Span = Span::secs(10);
 /// A claim that was sent so often without an answer counts as refused.
@@ -334,6 +336,10 @@ impl Peer {
             driven.offers.insert(from.clone(), Offer { since, came, ..offer });
         }
         if record.moving.is_some() {
+            self.placer.update(&self.view);
+            if self.placer.never(&record.spec, &from) {
+                return self.decline(job, epoch, from, NO_MORE);
+            }
             self.take_offer(job, &record, from);
         } else if !self.take_best_offer(job, &record) {
             let due = self.claims_due(&job);
@@ -347,14 +353,21 @@ impl Peer {
         let epoch = record.epoch.next();
         let Some(driven) = self.owner.jobs.get_mut(&job) else { return false };
         driven.offers.retain(|_, o| o.epoch == epoch && o.until > now);
-        if driven.offers.is_empty() {
-            return false;
+        let from: Vec<PeerName> = driven.offers.keys().cloned().collect();
+        self.placer.update(&self.view);
+        for cluster in from {
+            // It was asked when it still fitted, and grants without looking.
+            if self.placer.never(&record.spec, &cluster) {
+                self.decline(job, epoch, cluster, NO_MORE);
+            }
         }
+        let Some(driven) = self.owner.jobs.get(&job).filter(|d| !d.offers.is_empty()) else { return false };
         let from = driven.held_from.filter(|(v, _)| *v == record.version).map_or(now, |(_, at)| at);
         let picks = self.picks(job, record, 256, now.since(from));
         let Some(driven) = self.owner.jobs.get(&job) else { return false };
         let soonest = |c: &PeerName| picks.iter().find(|p| p.cluster == *c).map(|p| p.soonest);
-        let ranked = driven.offers.iter().map(|(c, o)| (soonest(c).unwrap_or(0.0), c, o));
+        // One that should not be asked now, as it drains, comes after all others.
+        let ranked = driven.offers.iter().map(|(c, o)| (soonest(c).unwrap_or(f64::MAX), c, o));
         let Some((mine, cluster, offer)) = ranked.min_by(|a, b| a.0.total_cmp(&b.0)) else { return false };
         let (cluster, since) = (cluster.clone(), offer.since);
         let mut better = picks.iter().filter(|p| p.score + TAKE_SLACK < mine);
@@ -370,15 +383,7 @@ impl Peer {
             decline |= worth(p);
         }
         if decline {
-            self.count("grants_declined");
-            if let Some(driven) = self.owner.jobs.get_mut(&job) {
-                driven.offers.remove(&cluster);
-                if let Some(laid) = driven.claims.get_mut(&cluster) {
-                    laid.refused =
-                        Some((now, "its grant was given back: waiting elsewhere is better".into()));
-                }
-            }
-            self.send(cluster, Message::Withdraw { job, epoch }, false);
+            self.decline(job, epoch, cluster, "its grant was given back: waiting elsewhere is better");
             return false;
         }
         if wait {
@@ -386,6 +391,18 @@ impl Peer {
         }
         self.take_offer(job, record, cluster);
         true
+    }
+
+    fn decline(&mut self, job: JobId, epoch: Epoch, cluster: PeerName, why: &str) {
+        self.count("grants_declined");
+        let now = self.now.mono;
+        if let Some(driven) = self.owner.jobs.get_mut(&job) {
+            driven.offers.remove(&cluster);
+            if let Some(laid) = driven.claims.get_mut(&cluster) {
+                laid.refused = Some((now, why.into()));
+            }
+        }
+        self.send(cluster, Message::Withdraw { job, epoch }, false);
     }
 
     fn take_offer(&mut self, job: JobId, record: &JobRecord, cluster: PeerName) {

@@ -66,9 +66,8 @@ impl Mesh {
         envelope: &Envelope,
     ) -> (Envelope, Vec<Heard>) {
         let from = peer(from);
-        let (bytes, news) = screen
-            .clean(Some(&from), &envelope.write(), &self.list, &id("a", 1), held)
-            .expect("a message");
+        let (bytes, news) =
+            screen.clean(Some(&from), &envelope.write(), &self.list, &id("a", 1), held).expect("a message");
         (Envelope::read(&bytes).expect("what was written"), news)
     }
 }

@@ -11,7 +11,7 @@ use futures::StreamExt;
 use serde::Deserialize;
 
 use super::input::{Q, span};
-use super::limits::Caller;
+use super::limits::{Address, Caller, came_from};
 use super::{Api, ApiError, ApiResult, escape, resolve};
 use crate::base::{JobId, Span};
 use crate::model::report::Liveness;
@@ -173,17 +173,23 @@ pub async fn verify(State(api): State<Api>) -> ApiResult<Json<AuditVerdict>> {
     Ok(Json(AuditVerdict { peer: api.handle.about().name, verdict }))
 }
 
+/// Only submitting has a dry run: of any other call the words change nothing.
+fn is_dry(route: &str, query: &str) -> bool {
+    route == "/v1/jobs" && query.split('&').any(|part| part == "dry_run=true")
+}
+
 /// Around every route: what changes something is written down, also when it was refused.
 pub(super) async fn audited(State(api): State<Api>, request: Request, next: Next) -> Response {
     let route = request.extensions().get::<axum::extract::MatchedPath>().map(|m| m.as_str().to_owned());
     let (Some(log), Some(route)) = (api.handle.log(), route) else { return next.run(request).await };
-    let dry = request.uri().query().is_some_and(|q| q.contains("dry_run=true"));
+    let dry = is_dry(&route, request.uri().query().unwrap_or_default());
     // A job's own checkpoints stand in its record, and are many.
     let of_a_job = route.ends_with("/checkpoint");
     if matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS) || dry || of_a_job {
         return next.run(request).await;
     }
     let caller = request.extensions().get::<Caller>().cloned();
+    let from = came_from(caller.as_ref(), request.extensions().get::<Address>());
     let method = request.method().clone();
     let mut object = object(&route, request.uri());
     // The operator's calls about one job name it in full here, whatever start of its id was given.
@@ -202,14 +208,7 @@ pub(super) async fn audited(State(api): State<Api>, request: Request, next: Next
     log.audit(AuditNote {
         at_ms: wall_now().0,
         who: caller.as_ref().map_or_else(|| "an unnamed caller".into(), ToString::to_string),
-        from: match caller {
-            Some(Caller::Local(_)) => "unix socket",
-            Some(Caller::Token) => "TCP with the token",
-            Some(Caller::Member(_)) => "TLS with a certificate",
-            Some(Caller::Peer) => "another peer",
-            None => "inside",
-        }
-        .into(),
+        from,
         what: format!("{method} {route}"),
         object,
         before,
