@@ -67,8 +67,11 @@ fn a_job_from_submit_to_its_logs() {
         let with = [&["--json"], args].concat();
         cli(state, &with).ok().json();
     }
-    let clusters = cli(state, &["clusters"]).ok().out;
-    assert!(clusters.contains("4/4 A100-80G (virtual)"), "{clusters}");
+    // Reports are made a few times a second.
+    until("its GPUs are free again", || {
+        let clusters = cli(state, &["clusters"]).ok().out;
+        if clusters.contains("4/4 A100-80G (virtual)") { Ok(()) } else { Err(clusters) }
+    });
 }
 
 #[test]
