@@ -5,6 +5,7 @@
 mod alerts;
 mod bad_input;
 mod bring;
+mod disk;
 mod faults;
 mod groups;
 mod harness;

@@ -7,17 +7,14 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::{OnShutdown, OpenError, Settings, UpError, Wish};
 use crate::backends::local::clock;
+use crate::base::secrets::scrub_addresses;
 use crate::model::config::{Config, ShutdownJobs};
 use crate::model::topology::Topology;
 use crate::runtime::store::StoreError;
-use crate::surface::cli::{UpArgs, state_folder};
+use crate::runtime::tokens::{JoinError, Token};
+use crate::surface::cli::{UpArgs, exit, state_folder};
 use crate::surface::otlp::Endpoint;
-
-/// Exit codes of `up`, beyond those of every command (docs/reference/cli.md).
-const EXIT_CONFIG: u8 = 2;
-const EXIT_REFUSED: u8 = 5;
-const EXIT_FAULT: u8 = 70;
-const EXIT_DISK: u8 = 74;
+use crate::transport::{IdentityError, NetError};
 
 /// Runs a peer until SIGTERM or SIGINT.
 pub fn main(args: UpArgs) -> ExitCode {
@@ -25,7 +22,7 @@ pub fn main(args: UpArgs) -> ExitCode {
         Ok(settings) => settings,
         Err(why) => {
             eprint!("{why}");
-            return ExitCode::from(EXIT_CONFIG);
+            return ExitCode::from(exit::USAGE);
         }
     };
     log();
@@ -33,7 +30,7 @@ pub fn main(args: UpArgs) -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => {
             eprintln!("starling: cannot start threads: {error}");
-            return ExitCode::from(EXIT_FAULT);
+            return ExitCode::from(exit::UP_FAULT);
         }
     };
     match runtime.block_on(serve(settings)) {
@@ -46,11 +43,23 @@ pub fn main(args: UpArgs) -> ExitCode {
 }
 
 fn code(error: &UpError) -> u8 {
+    use StoreError as S;
     match error {
-        UpError::Store(_)
-        | UpError::Open(OpenError::Store(StoreError::NoSpace { .. } | StoreError::Io { .. })) => EXIT_DISK,
-        UpError::Open(_) => EXIT_REFUSED,
-        _ => EXIT_FAULT,
+        UpError::Store(_) | UpError::Log(..) | UpError::Records(_) => exit::UP_DISK,
+        UpError::Open(open) => match open {
+            OpenError::Store(
+                S::NoSpace { .. } | S::Io { .. } | S::Folder { .. } | S::Corrupt(_) | S::Poisoned(_),
+            )
+            | OpenError::Identity(IdentityError::Io(..))
+            | OpenError::Rows(_) => exit::UP_DISK,
+            OpenError::Join(JoinError::NotAToken) => exit::USAGE,
+            OpenError::Join(JoinError::Net(
+                NetError::Timeout(_) | NetError::Lost(_) | NetError::Unreachable(_),
+            )) => exit::UNREACHABLE,
+            _ => exit::REFUSED,
+        },
+        UpError::Net(NetError::Bind(..)) | UpError::Api(..) => exit::REFUSED,
+        _ => exit::UP_FAULT,
     }
 }
 
@@ -159,11 +168,15 @@ fn settings(args: UpArgs) -> Result<Settings, String> {
     let trace = &config.trace;
     settings.otlp =
         Endpoint::find(trace.otlp.as_deref(), trace.ca.as_deref(), |name| std::env::var(name).ok())
-            .map_err(|e| format!("starling: {e}\n"))?;
+            .map_err(|e| format!("starling: {}\n", scrub_addresses(&e.to_string())))?;
     settings.wish = Wish {
         name: args.name.or_else(|| config.name.clone()),
         join: args.join.as_deref().map(join).transpose()?,
     };
+    // Before anything is made on disk.
+    if settings.wish.join.as_ref().is_some_and(|(token, _)| Token::from_text(token).is_none()) {
+        return Err(format!("starling: --join: {}\n", JoinError::NotAToken));
+    }
     settings.listen = args.listen.unwrap_or(settings.listen);
     settings.api = args.api.or(args.api_tls).or(settings.api);
     if !args.advertise.is_empty() {

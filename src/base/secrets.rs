@@ -58,6 +58,24 @@ pub fn scrub(text: &str, known: &[String]) -> String {
     out
 }
 
+/// The same, and without any address's parameters: where whoever reads it need not know what was asked for.
+pub fn scrub_addresses(text: &str) -> String {
+    let text = scrub(text, &[]);
+    let (mut out, mut rest) = (String::with_capacity(text.len()), text.as_str());
+    while let Some(at) = rest.find("://") {
+        let end = rest[at..].find(char::is_whitespace).map_or(rest.len(), |n| at + n);
+        match rest[at..end].find(['?', '#']) {
+            Some(query) => {
+                out.push_str(&rest[..at + query + 1]);
+                out.push_str(REDACTED);
+            }
+            None => out.push_str(&rest[..end]),
+        }
+        rest = &rest[end..];
+    }
+    out + rest
+}
+
 /// Ends a value that is no JSON text: blanks and what stands around arguments.
 fn ends(b: u8) -> bool {
     b.is_ascii_whitespace()
@@ -189,6 +207,17 @@ mod tests {
             ("?é=1&sig", "?é=1&sig"),
         ] {
             assert_eq!(scrub(text, &["known-one".into()]), want);
+        }
+    }
+
+    #[test]
+    fn addresses_lose_users_and_parameters() {
+        for (text, want) in [
+            ("http://user:hookpass777@h:99999/p?token=hooktok888", "http://REDACTED@h:99999/p?REDACTED"),
+            ("at https://h/p?a=b#c and then s3://b/k", "at https://h/p?REDACTED and then s3://b/k"),
+            ("what? no address", "what? no address"),
+        ] {
+            assert_eq!(scrub_addresses(text), want);
         }
     }
 

@@ -24,7 +24,7 @@ use tower::ServiceExt;
 
 use super::api::{Address, ApiError, Caller};
 use super::web;
-use crate::base::PeerName;
+use crate::base::{PeerName, private};
 
 /// Connections at once over all listeners.
 const CONNECTIONS_MAX: usize = 1_024;
@@ -78,7 +78,10 @@ pub fn load_or_create_token(path: &Path) -> io::Result<String> {
     use std::io::Write;
     use std::os::unix::fs::OpenOptionsExt;
     match std::fs::read_to_string(path) {
-        Ok(text) if text.trim().len() >= 32 => return Ok(text.trim().to_owned()),
+        Ok(text) if text.trim().len() >= 32 => {
+            private::tighten_secret(path)?;
+            return Ok(text.trim().to_owned());
+        }
         Ok(_) => {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,

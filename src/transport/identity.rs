@@ -13,7 +13,7 @@ use tracing::info;
 use super::certs::{self, Authority, Proven};
 use super::keys::{PublicKey, SecretKey};
 use super::state::{read_optional, unpem, write_atomic};
-use crate::base::{MeshId, PeerName, Span, WallTime};
+use crate::base::{MeshId, PeerName, Span, WallTime, private};
 
 /// Certificates live this long unless configured otherwise.
 pub const LIFETIME: Span = Span::secs(30 * 86_400);
@@ -103,6 +103,7 @@ impl Identity {
     /// mesh's key renews them, the others cannot link before somebody did.
     pub fn open(folder: &Path, lifetime: Span) -> Result<Self, IdentityError> {
         let missing = || IdentityError::Missing(folder.to_owned());
+        close_to_others(folder)?;
         let read = |file: &str| read_optional(&folder.join(file));
         let issued = unpem("peer.pem", &read("peer.pem")?.ok_or_else(missing)?)?;
         let ca = unpem("ca.pem", &read("ca.pem")?.ok_or_else(missing)?)?;
@@ -234,6 +235,19 @@ impl Identity {
     pub(super) fn key(&self) -> &SecretKey {
         &self.key
     }
+}
+
+/// An older version made the folder as the umask said, and a backup that was put back may be readable by anybody.
+fn close_to_others(folder: &Path) -> Result<(), IdentityError> {
+    let failed = |e| IdentityError::Io(folder.to_owned(), e);
+    private::tighten(folder).map_err(failed)?;
+    for public in ["ca.pem", "peer.pem"] {
+        private::tighten(&folder.join(public)).map_err(failed)?;
+    }
+    for secret in ["ca.key", "peer.key"] {
+        private::tighten_secret(&folder.join(secret)).map_err(failed)?;
+    }
+    Ok(())
 }
 
 fn refuse_existing(folder: &Path) -> Result<(), IdentityError> {

@@ -1,14 +1,14 @@
 //! Small secret files: written whole or not at all, readable by their owner only.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject as _;
 
 use super::identity::IdentityError;
+use crate::base::private;
 
 /// No key or certificate file is larger.
 const FILE_BYTES_MAX: u64 = 64 * 1024;
@@ -17,14 +17,14 @@ const FILE_BYTES_MAX: u64 = 64 * 1024;
 pub(super) fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), IdentityError> {
     let failed = |e| IdentityError::Io(path.to_owned(), e);
     let folder = path.parent().unwrap_or(Path::new("."));
-    fs::create_dir_all(folder).map_err(failed)?;
+    private::folder(folder).map_err(failed)?;
     let temporary = path.with_extension("new");
     match fs::remove_file(&temporary) {
         Err(e) if e.kind() != ErrorKind::NotFound => return Err(failed(e)),
         _ => {}
     }
     let write = || {
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+        let mut file = private::options().write(true).create_new(true).open(&temporary)?;
         file.write_all(bytes)?;
         file.sync_all()?;
         fs::rename(&temporary, path)?;

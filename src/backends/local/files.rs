@@ -141,15 +141,6 @@ impl Binding {
     }
 }
 
-/// A counted renewal.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Lease {
-    /// When it was sent.
-    pub sent_at: Instant,
-    /// In which boot.
-    pub boot: String,
-}
-
 /// Who guards the attempt, written before its first program starts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Guarded {
@@ -473,11 +464,11 @@ pub fn optional<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-fn remove(path: &Path) -> io::Result<()> {
+pub(super) fn remove(path: &Path) -> io::Result<()> {
     optional(fs::remove_file(path)).map(|_| ())
 }
 
-fn private_file(path: &Path) -> io::Result<File> {
+pub(super) fn private_file(path: &Path) -> io::Result<File> {
     OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(path)
 }
 

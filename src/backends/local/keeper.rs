@@ -3,18 +3,19 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;
 use std::io;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
-use std::{os::unix::fs::DirBuilderExt, path::PathBuf};
 
 use rustix::fs::{Mode, mkfifoat};
 use tokio::sync::Notify;
 
 use super::environment::{self, Host};
-use super::files::{self, AttemptDir, Binding, Ended, Lease, Stop};
+use super::files::{self, AttemptDir, Binding, Ended, Stop};
+use super::lease::Lease;
 use super::{LocalConfig, clock, container, discovery, guard, orphan, parse_key_of};
 use crate::backends::Discovery;
-use crate::base::{ContactId, Instant};
+use crate::base::{ContactId, Instant, private};
 use crate::core::api::{AttemptKey, StartCommand};
 use crate::core::{BackendCommand, BackendEvent};
 use crate::model::Outcome;
@@ -57,15 +58,16 @@ fn open<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Keeper {
     pub(super) fn new(mut config: LocalConfig) -> io::Result<Self> {
-        let mut private = fs::DirBuilder::new();
-        private.recursive(true).mode(0o700);
-        private.create(&config.state_dir)?;
+        private::make(&config.state_dir)?;
         // Guards start elsewhere: every path they get is absolute.
         config.state_dir = fs::canonicalize(&config.state_dir)?;
-        private.create(config.attempts())?;
-        private.create(config.contacts())?;
+        private::folder(&config.attempts())?;
+        private::folder(&config.contacts())?;
         match mkfifoat(rustix::fs::CWD, config.news(), Mode::RUSR | Mode::WUSR) {
-            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+            Ok(()) => {}
+            Err(rustix::io::Errno::EXIST) => {
+                private::tighten(&config.news())?;
+            }
             Err(e) => return Err(e.into()),
         }
         Ok(Self {
@@ -191,7 +193,8 @@ impl Keeper {
         let mut used = std::collections::BTreeSet::new();
         for (_, dir) in running {
             let contacts = self.config.contacts();
-            used.extend(dir.binding()?.each().map(|b| files::lease_path(&contacts, b)));
+            let leases = dir.binding()?.each().map(|b| files::lease_path(&contacts, b));
+            used.extend(leases.flat_map(|path| [path.with_extension("tmp"), path]));
         }
         for entry in fs::read_dir(self.config.contacts())? {
             let path = entry?.path();
@@ -203,9 +206,9 @@ impl Keeper {
     }
 
     pub(super) fn renewed(&self, contact: ContactId, incarnation: u64, sent_at: Instant) -> io::Result<()> {
-        let lease = Lease { sent_at, boot: clock::boot_id()? };
+        let lease = Lease::new(sent_at, clock::boot_id()?);
         let path = files::lease_path(&self.config.contacts(), Binding::to((contact, incarnation)));
-        files::write_json_unsynced(&path, &lease)
+        lease.write(&path)
     }
 
     pub(super) fn command(&self, command: BackendCommand) {

@@ -12,6 +12,7 @@ pub(in crate::backends) mod environment;
 pub mod files;
 pub mod guard;
 mod keeper;
+mod lease;
 mod orphan;
 pub mod processes;
 mod watch;

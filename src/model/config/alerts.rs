@@ -238,7 +238,15 @@ fn notifier(item: Field, webhook: bool, m: &mut Mistakes) -> Option<NotifierConf
 
 fn read_webhook(t: &mut Fields, m: &mut Mistakes) -> Option<Through> {
     let want = "must be http://HOST[:PORT]/PATH or https://HOST[:PORT]/PATH of at most 2048 characters";
-    let url = t.take("url", m).and_then(|f| f.read(m, want, |t| address(t).then(|| t.to_owned())));
+    // Whoever knows a webhook's address, or what its headers say, may send to it.
+    let secret = |f: Field, m: &mut Mistakes, want: &str, good: &dyn Fn(&str) -> bool| match &f.node.value {
+        crate::model::input::Value::Text(text) if good(text) => Some(text.clone()),
+        _ => {
+            f.wrong_secret(m, want);
+            None
+        }
+    };
+    let url = t.take("url", m).and_then(|f| secret(f, m, want, &address));
     if url.is_none() && !t.had("url") {
         t.missing(m, "url", "is missing: where it is sent to");
     }
@@ -249,14 +257,11 @@ fn read_webhook(t: &mut Fields, m: &mut Mistakes) -> Option<Through> {
             && !["host", "content-length", "content-type", "transfer-encoding", "connection"]
                 .contains(&name.to_ascii_lowercase().as_str());
         if !good {
-            field.wrong(m, "not the name of a header that may be set: letters, digits and '-'");
+            field.wrong_secret(m, "not the name of a header that may be set: letters, digits and '-'");
             continue;
         }
-        let value = |t: &str| {
-            let good = t.len() <= 2_048 && t.bytes().all(|b| b == b' ' || b.is_ascii_graphic());
-            good.then(|| t.to_owned())
-        };
-        if let Some(value) = field.read(m, "must be printable ASCII of at most 2048 characters", value) {
+        let good = |t: &str| t.len() <= 2_048 && t.bytes().all(|b| b == b' ' || b.is_ascii_graphic());
+        if let Some(value) = secret(field, m, "must be printable ASCII of at most 2048 characters", &good) {
             headers.insert(name, value);
         }
     }

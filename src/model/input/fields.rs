@@ -47,6 +47,11 @@ impl Field {
         m.add(Mistake { key: self.path.clone(), line: self.node.line, value, want: want.into() });
     }
 
+    /// The same where the value opens a door: it is not shown.
+    pub fn wrong_secret(&self, m: &mut Mistakes, want: impl Into<String>) {
+        m.add(Mistake { key: self.path.clone(), line: self.node.line, value: None, want: want.into() });
+    }
+
     /// The value as a message may show it.
     pub fn shown(&self) -> String {
         match &self.node.value {

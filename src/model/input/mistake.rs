@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::base::secrets::scrub_addresses;
+
 /// Mistakes that are named; more are counted only.
 pub const MISTAKES_MAX: usize = 50;
 /// Characters of a value that a message shows.
@@ -66,8 +68,9 @@ impl Mistakes {
     }
 }
 
-/// Text as a message may show it: quoted, control characters escaped, clipped.
+/// Text as a message may show it: without what opens a door, quoted, control characters escaped, clipped.
 pub fn show(text: &str) -> String {
+    let text = scrub_addresses(text);
     let mut head = text.char_indices().skip(SHOWN_CHARS);
     match head.next() {
         None => format!("{text:?}"),

@@ -1,8 +1,8 @@
 //! Who changed what: entries chained by their hashes, so that a changed, removed or added byte shows.
 //!
 //! A line is `HASH {json}`: HASH is the SHA-256 of the json's bytes, and the json names the hash of the line before
-//! (`prev`) and its own number (`seq`). What a chain alone cannot show is that its newest lines are missing: for that,
-//! compare [`Verdict::head`] with one noted elsewhere.
+//! (`prev`) and its own number (`seq`). What a chain alone cannot show is that its newest lines are missing: a peer that runs
+//! compares it with the newest that it wrote; without one, compare [`Verdict::head`] with one noted elsewhere.
 
 use std::io;
 use std::path::Path;
@@ -104,6 +104,11 @@ impl Audit {
 }
 
 impl Audit {
+    /// Number and hash of the newest entry, as this process wrote or found it; nothing where there is none.
+    pub fn head(&self) -> Option<(u64, String)> {
+        (self.seq > 0).then(|| (self.seq, self.head.clone()))
+    }
+
     /// Hands everything to the disk and waits for it.
     pub fn sync(&mut self) -> io::Result<()> {
         self.lines.sync()
@@ -127,7 +132,27 @@ pub fn newest(dir: &Path, limit: usize) -> io::Result<Vec<AuditEntry>> {
 
 /// Reads everything, oldest first, and checks each link. The folder is `events` in a state folder.
 pub fn verify(dir: &Path) -> io::Result<Verdict> {
+    Ok(read_chain(dir, None)?.0)
+}
+
+/// The same where a peer runs: `newest` is what it wrote last, or more has come since.
+pub fn verify_with(dir: &Path, newest: Option<&(u64, String)>) -> io::Result<Verdict> {
+    let (mut verdict, found) = read_chain(dir, newest)?;
+    if let Some((seq, _)) = newest.filter(|_| !found && verdict.broken.is_none()) {
+        let end = verdict.head.as_ref().map_or(0, |(seq, _)| *seq);
+        verdict.broken = Some(if end < *seq {
+            format!("its end: this peer wrote entry {seq}, and the newest that is there is {end}")
+        } else {
+            format!("entry {seq}: it is not the one that this peer wrote")
+        });
+    }
+    Ok(verdict)
+}
+
+/// Also whether this entry is there.
+fn read_chain(dir: &Path, wanted: Option<&(u64, String)>) -> io::Result<(Verdict, bool)> {
     let mut verdict = Verdict::default();
+    let mut found = false;
     let mut before: Option<(u64, String)> = None;
     for (_, path) in lines::files(dir, PREFIX)? {
         let bytes = std::fs::read(&path)?;
@@ -139,18 +164,19 @@ pub fn verify(dir: &Path) -> io::Result<Verdict> {
                         verdict.first = seq;
                     }
                     verdict.entries += 1;
+                    found |= wanted.is_some_and(|w| w.0 == seq && w.1 == hash);
                     before = Some((seq, hash));
                 }
                 Err(why) => {
                     verdict.broken = Some(format!("{}: {why}", place()));
                     verdict.head = before;
-                    return Ok(verdict);
+                    return Ok((verdict, found));
                 }
             }
         }
     }
     verdict.head = before;
-    Ok(verdict)
+    Ok((verdict, found))
 }
 
 /// Checks one line against the one before it.

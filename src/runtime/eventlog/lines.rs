@@ -1,9 +1,10 @@
 //! Lines in files that rotate: `PREFIX-00000001.jsonl`, and so on; the oldest go first.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+
+use crate::base::private;
 
 /// Bytes gathered before they go to the file.
 const BUFFER: usize = 64 * 1024;
@@ -60,8 +61,7 @@ pub fn newest_first(dir: &Path, prefix: &str, mut take: impl FnMut(&str) -> bool
 impl Lines {
     /// Opens the newest file, or the first. Mode 0600, the folder 0700: names of jobs are nobody else's business.
     pub fn open(dir: &Path, prefix: &'static str, file_bytes: u64, files_max: usize) -> io::Result<Self> {
-        fs::create_dir_all(dir)?;
-        fs::set_permissions(dir, std::os::unix::fs::PermissionsExt::from_mode(0o700))?;
+        private::folder(dir)?;
         let number = files(dir, prefix)?.last().map_or(1, |(number, _)| *number);
         let (file, length) = open(dir, prefix, number)?;
         Ok(Self {
@@ -126,8 +126,7 @@ impl Lines {
 /// Opens one file for appending and cuts off what a crash left of a last line.
 fn open(dir: &Path, prefix: &str, number: u64) -> io::Result<(File, u64)> {
     let path = dir.join(format!("{prefix}-{number:08}.jsonl"));
-    let mut file =
-        OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
+    let mut file = private::options().read(true).write(true).create(true).truncate(false).open(path)?;
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes)?;
     let whole = bytes.iter().rposition(|b| *b == b'\n').map_or(0, |at| at + 1);

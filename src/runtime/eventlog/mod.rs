@@ -116,6 +116,7 @@ enum Work {
     Event(Entry),
     Audit(AuditNote),
     Flush(tokio::sync::oneshot::Sender<()>),
+    Head(tokio::sync::oneshot::Sender<Option<(u64, String)>>),
 }
 
 /// The log of one peer. Cheap to clone; the thread ends with the last of them.
@@ -210,11 +211,16 @@ impl EventLog {
         tokio::task::spawn_blocking(read).await.map_err(std::io::Error::other)?
     }
 
-    /// Reads the whole audit and checks its chain.
+    /// Reads the whole audit and checks its chain, and that it goes to the newest entry that this peer wrote.
     pub async fn audit_verify(&self) -> std::io::Result<Verdict> {
-        self.flushed().await;
-        let dir = self.dir.clone();
-        tokio::task::spawn_blocking(move || audit::verify(&dir)).await.map_err(std::io::Error::other)?
+        let (tell, told) = tokio::sync::oneshot::channel();
+        let (dir, work) = (self.dir.clone(), self.work.clone());
+        let sent = tokio::task::spawn_blocking(move || work.send(Work::Head(tell)).is_ok()).await;
+        let newest = if sent.unwrap_or(false) { told.await.ok() } else { None };
+        let newest = newest.ok_or_else(|| std::io::Error::other("the event log has stopped"))?;
+        tokio::task::spawn_blocking(move || audit::verify_with(&dir, newest.as_ref()))
+            .await
+            .map_err(std::io::Error::other)?
     }
 }
 
@@ -257,6 +263,12 @@ impl Writer {
                     self.flush();
                 }
                 done
+            }
+            Work::Head(tell) => {
+                self.flush();
+                // Whoever asked may have gone.
+                let _ = tell.send(self.audit.head());
+                return;
             }
             Work::Flush(done) => {
                 self.flush();
@@ -340,6 +352,28 @@ mod tests {
         assert_eq!(ask(window).await.expect("read").iter().map(|e| e.at_ms).collect::<Vec<_>>(), [6, 5]);
         let few = log.history(HistoryFilter { limit: 3, ..Default::default() }).await.expect("read");
         assert_eq!(few.len(), 3);
+    }
+
+    #[tokio::test]
+    async fn a_tail_that_was_cut_from_the_audit_of_a_running_peer_is_found() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let log = EventLog::open(folder.path()).expect("opens");
+        for n in 0..5 {
+            log.audit(AuditNote { at_ms: n, ..AuditNote::default() });
+        }
+        let whole = log.audit_verify().await.expect("read");
+        assert_eq!((whole.entries, whole.broken), (5, None));
+        let file = folder.path().join("events/audit-00000001.jsonl");
+        let text = std::fs::read_to_string(&file).expect("text");
+        let lines: Vec<&str> = text.split_inclusive('\n').collect();
+        for kept in [4, 2, 0] {
+            std::fs::write(&file, lines[..kept].concat()).expect("written");
+            let cut = log.audit_verify().await.expect("read");
+            let why = cut.broken.expect("the cut is found");
+            assert!(why.contains("entry 5") && why.contains(&format!("is {kept}")), "{why}");
+        }
+        std::fs::write(&file, &text).expect("written");
+        assert_eq!(log.audit_verify().await.expect("read").broken, None);
     }
 
     #[tokio::test]

@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
 use std::path::Path;
 
+use redb::backends::FileBackend;
 use redb::{Database, Durability, ReadableDatabase, ReadableTable, TableDefinition};
 
 use super::{StoreError, log};
-use crate::base::StoreId;
+use crate::base::{StoreId, private};
 use crate::core::{DiskImage, Table, Write};
 
 /// The database's file in the state folder.
@@ -36,11 +37,56 @@ fn definition(table: Table) -> Rows {
     TableDefinition::new(table.name())
 }
 
-/// Opens the database, carries into it what the log holds beyond it, and counts one boot; all durable.
-pub(super) fn open(dir: &Path) -> Result<(Database, Found), StoreError> {
+/// A thread of this name opens a database; what panics in it is told as an error.
+const OPENING: &str = "store opening";
+
+/// Opens the database, carries into it what the log holds beyond it, and counts one boot; all durable. `logged`: the
+/// folder says that there is a log.
+pub(super) fn open(dir: &Path, logged: bool) -> Result<(Database, Found), StoreError> {
+    // redb trusts a file that was closed in order, or whose last commit is whole, and panics on pages that were damaged since. A
+    // thread of its own, so that its panics alone are kept from standard error: the error says what there is to say.
+    quiet_panics();
+    std::thread::scope(|scope| {
+        let work = || {
+            let opened = std::panic::catch_unwind(|| open_unguarded(dir, logged));
+            opened.unwrap_or_else(|panic| Err(StoreError::Corrupt(words_of(&*panic).into())))
+        };
+        let thread = std::thread::Builder::new().name(OPENING.into()).spawn_scoped(scope, work);
+        let thread = thread.map_err(|e| StoreError::io("starting a thread", &e))?;
+        thread.join().unwrap_or_else(|panic| Err(StoreError::Corrupt(words_of(&*panic).into())))
+    })
+}
+
+fn words_of(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|t| (*t).to_owned());
+    let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+    let short: String = text.chars().filter(|c| !c.is_control()).take(200).collect();
+    format!("store.redb cannot be read: {short}")
+}
+
+fn quiet_panics() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if std::thread::current().name() != Some(OPENING) {
+                before(info);
+            }
+        }));
+    });
+}
+
+fn open_unguarded(dir: &Path, logged: bool) -> Result<(Database, Found), StoreError> {
+    let held = |path: std::path::PathBuf| fs::metadata(path).is_ok_and(|m| m.len() > 0);
+    if logged && !held(dir.join(FILE)) {
+        return Err(StoreError::Corrupt("store.redb is missing".into()));
+    }
+    let file = private::options().create(true).truncate(false).read(true).write(true).open(dir.join(FILE));
+    let file = file.map_err(|e| StoreError::io("opening the database", &e))?;
+    let file = FileBackend::new(file).map_err(|e| StoreError::redb("opening the database", e))?;
     let database = Database::builder()
         .set_cache_size(CACHE_BYTES)
-        .create(dir.join(FILE))
+        .create_with_backend(file)
         .map_err(|e| StoreError::redb("opening the database", e))?;
     let header = header(&database)?;
     let number = |key: &str| -> Result<u64, StoreError> {
@@ -62,7 +108,7 @@ pub(super) fn open(dir: &Path) -> Result<(Database, Found), StoreError> {
         None => StoreId(rand::random()),
     };
     let boot = number("boot")? + 1;
-    let (commits, pending) = replay(dir, number("commits")?)?;
+    let (commits, pending) = replay(dir, number("commits")?, logged)?;
     let rows = [
         ("format", ROWS_FORMAT.to_be_bytes().to_vec()),
         ("id", id.0.to_vec()),
@@ -120,12 +166,33 @@ fn write(
 }
 
 /// What both log files hold beyond commit `known`, and the number of the last commit.
-fn replay(dir: &Path, known: u64) -> Result<(u64, Pending), StoreError> {
+fn replay(dir: &Path, known: u64, logged: bool) -> Result<(u64, Pending), StoreError> {
+    let lost = |text: String| StoreError::Corrupt(text.into());
     let mut files: Vec<log::Read> = Vec::new();
     for which in 0..2 {
-        files.extend(log::read(dir, which)?);
+        files.extend(log::read(dir, which, known)?);
     }
     files.sort_by_key(|file| file.base);
+    match files.last() {
+        // Its header was on disk before the folder said that there is a log.
+        None if logged => return Err(lost("store.0.log is missing, or its header is damaged".into())),
+        Some(newest) if logged && newest.goes_on() && newest.last() >= known => {
+            let other = 1 - newest.which;
+            return Err(lost(format!(
+                "store.{other}.log goes on after commit {}, and is missing or its header is damaged",
+                newest.last()
+            )));
+        }
+        Some(newest)
+            if logged && newest.base > known + 1 && newest.commits.is_empty() && files.len() == 1 =>
+        {
+            return Err(lost(format!(
+                "the log goes on with commit {} after {known}: some are missing",
+                newest.base
+            )));
+        }
+        _ => {}
+    }
     let (mut last, mut pending) = (known, Pending::new());
     for file in files {
         for (number, writes) in (file.base..).zip(file.commits) {
@@ -188,7 +255,7 @@ pub(super) fn replace(dir: &Path, next: &Path, aside: &Path) -> Result<(), Store
     let failed = |e: std::io::Error| StoreError::io("putting the old store aside", &e);
     let present = |path: &Path| path.try_exists().map_err(failed);
     if present(&next.join(FILE))? {
-        fs::create_dir_all(aside).map_err(failed)?;
+        private::folder(aside).map_err(failed)?;
         for file in [log::path(dir, 0), log::path(dir, 1), dir.join(FILE)] {
             let Some(name) = file.file_name() else { continue };
             // What lies there already was moved before the crash; what is here now is the new store's.

@@ -7,6 +7,14 @@ use std::sync::Arc;
 /// Why the store did not do what was asked.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StoreError {
+    /// The state folder cannot be made, or cannot be closed to others. Nothing was touched.
+    #[error("the state folder {dir} cannot be used: {text}; give another with --state, or mend it")]
+    Folder {
+        /// The folder.
+        dir: PathBuf,
+        /// The system's words.
+        text: Arc<str>,
+    },
     /// Another process holds the state folder. Nothing was touched.
     #[error(
         "the state folder {dir} is in use by another peer process{by}: stop it, or give this peer another --state"
@@ -50,9 +58,10 @@ pub enum StoreError {
         /// The system's words.
         text: Arc<str>,
     },
-    /// The database file is damaged. It was not changed.
+    /// The database or its log is damaged, or a part of it is missing. Promises may be lost with it, so no older copy may take its
+    /// place, and this disk is left for good.
     #[error(
-        "the database in the state folder is damaged ({0}): restore it, or join with an empty state folder as a new disk"
+        "the store in the state folder is damaged ({0}): put no older copy in its place; remove this member at another peer (`starling member remove --force NAME`), then start with an empty state folder and --join; keep the damaged one until you know the cause (docs/operating.md, Disk)"
     )]
     Corrupt(Arc<str>),
     /// An earlier commit failed, so nothing can be promised any more. The batch was not applied.

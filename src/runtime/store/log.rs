@@ -4,12 +4,17 @@
 //! frames of one commit each, `[length u32][crc u32][number u64][writes]`, numbered without a gap. The
 //! checksum covers `base`, too, so that what an earlier use of the file left behind is never read as new. A
 //! file is only ever overwritten when the database holds all of it.
+//!
+//! A file that was lost must be told from one that was never begun. So a header is on disk before the format number
+//! says that there is a log, and before the full file ends with an empty commit, which says that the other one goes on;
+//! and only then is anything promised that lies behind it.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::StoreError;
+use crate::base::private;
 use crate::core::{Table, Write};
 
 /// A file of this size is full: the other one takes over as soon as it is free.
@@ -44,10 +49,10 @@ fn checksum(base: u64, rest: &[u8]) -> u32 {
 }
 
 impl Log {
-    /// Takes a file into use: the next commit is number `base`. Nothing is synced before the first commit is.
+    /// Takes a file into use: the next commit is number `base`. Its header is on disk; its name is when the folder is synced.
     pub fn begin(dir: &Path, which: usize, base: u64) -> Result<Self, StoreError> {
         let failed = |e| StoreError::io("beginning a log", &e);
-        let file = OpenOptions::new()
+        let file = private::options()
             .create(true)
             .truncate(false)
             .read(true)
@@ -58,6 +63,7 @@ impl Log {
         header.extend_from_slice(&base.to_be_bytes());
         header.extend_from_slice(&checksum(0, &header).to_be_bytes());
         file.write_all_at(&header, 0).map_err(failed)?;
+        file.sync_data().map_err(failed)?;
         let laid = file.metadata().map_err(failed)?.len();
         Ok(Self { file, base, at: HEADER as u64, laid })
     }
@@ -83,6 +89,16 @@ impl Log {
         self.file.sync_data().map_err(failed)?;
         (self.at, self.laid) = (end, self.laid.max(end));
         Ok(())
+    }
+}
+
+/// Makes a file, if it is there, one that was never begun; its space is kept. All of it must be in the database.
+pub(super) fn retire(dir: &Path, which: usize) -> Result<(), StoreError> {
+    let failed = |e| StoreError::io("retiring a log", &e);
+    match std::fs::OpenOptions::new().write(true).open(path(dir, which)) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(e) => Err(failed(e)),
+        Ok(file) => file.write_all_at(&[0; HEADER], 0).and_then(|()| file.sync_data()).map_err(failed),
     }
 }
 
@@ -127,12 +143,26 @@ fn tag(table: Table) -> u8 {
 
 /// What a file holds: the number of its first commit, and each commit's writes.
 pub(super) struct Read {
+    pub which: usize,
     pub base: u64,
     pub commits: Vec<Vec<Write>>,
 }
 
-/// Reads a file to the end of its last whole commit. None where there is no file, or it was never begun.
-pub(super) fn read(dir: &Path, which: usize) -> Result<Option<Read>, StoreError> {
+impl Read {
+    /// Number of its last commit, or of the one before its first.
+    pub fn last(&self) -> u64 {
+        (self.base + self.commits.len() as u64).saturating_sub(1)
+    }
+
+    /// It was full, and says that the other file goes on.
+    pub fn goes_on(&self) -> bool {
+        self.commits.last().is_some_and(Vec::is_empty)
+    }
+}
+
+/// Reads a file to the end of its last whole commit. None where there is no file, or it was never begun. `known` is
+/// the number of the last commit that the database holds.
+pub(super) fn read(dir: &Path, which: usize, known: u64) -> Result<Option<Read>, StoreError> {
     let bytes = match std::fs::read(path(dir, which)) {
         Ok(bytes) => bytes,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -141,7 +171,14 @@ pub(super) fn read(dir: &Path, which: usize) -> Result<Option<Read>, StoreError>
     let Some((header, mut rest)) = bytes.split_at_checked(HEADER) else { return Ok(None) };
     let (Some(base), Some(sum)) = (number_at(header, 8), u32_at(header, 16)) else { return Ok(None) };
     if header[..8] != *MAGIC || sum != checksum(0, &header[..16]) {
-        return Ok(None);
+        // Commits that the database has not, behind a header that is none: a crash while it was written leaves only
+        // what an earlier use of the file left, and the database holds all of that.
+        return match newest_without_header(rest) {
+            Some(last) if last > known => {
+                Err(StoreError::Corrupt(format!("the header of store.{which}.log is damaged").into()))
+            }
+            _ => Ok(None),
+        };
     }
     let mut commits = Vec::new();
     loop {
@@ -158,10 +195,21 @@ pub(super) fn read(dir: &Path, which: usize) -> Result<Option<Read>, StoreError>
                 if behind.is_some_and(|rest| one(base, number + 1, rest).is_some()) {
                     return Err(broken(which, number));
                 }
-                return Ok(Some(Read { base, commits }));
+                return Ok(Some(Read { which, base, commits }));
             }
         }
     }
+}
+
+/// The number of the last commit in bytes whose base is not known: the first frame's own number is the base.
+fn newest_without_header(mut rest: &[u8]) -> Option<u64> {
+    let base = number_at(rest, 8)?;
+    let mut last = None;
+    while let Some((_, after)) = one(base, last.map_or(base, |n: u64| n.saturating_add(1)), rest) {
+        last = Some(last.map_or(base, |n| n.saturating_add(1)));
+        rest = after;
+    }
+    last
 }
 
 fn broken(which: usize, number: u64) -> StoreError {

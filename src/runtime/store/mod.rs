@@ -14,7 +14,7 @@ mod metrics;
 #[cfg(test)]
 mod tests;
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{Read, Seek, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub use metrics::StoreMetrics;
 
 use self::database::{FILE, Pending, sync_dir};
 use self::log::Log;
-use crate::base::{Bytes, StoreId};
+use crate::base::{Bytes, StoreId, private};
 use crate::core::{DiskImage, Write};
 
 /// The newest format of the state folder that this binary reads.
@@ -82,22 +82,34 @@ pub struct Store {
 impl Store {
     /// A store was made in this state folder; true also where that cannot be told.
     pub fn is_at(dir: &Path) -> bool {
-        let there = |path: PathBuf| path.try_exists().unwrap_or(true);
+        // An empty file is one that somebody emptied: a database has a header from its first moment on.
+        let there = |path: PathBuf| match fs::metadata(path) {
+            Ok(meta) => meta.len() > 0,
+            Err(e) => e.kind() != std::io::ErrorKind::NotFound,
+        };
         there(dir.join(FILE)) || there(dir.join(NEXT).join(FILE))
     }
 
     /// Opens the state folder, makes it where it is not there, and reads all rows. Counts one boot, durably.
     pub fn open(dir: &Path) -> Result<(Self, DiskImage), StoreError> {
-        fs::create_dir_all(dir).map_err(|e| StoreError::io("making the state folder", &e))?;
+        private::make(dir).map_err(|e| StoreError::Folder { dir: dir.into(), text: e.to_string().into() })?;
         let lock = lock(dir)?;
-        finish_replacing(dir)?;
-        check_version_file(dir)?;
-        let (database, found) = database::open(dir)?;
+        close_to_others(dir)?;
+        let mut format = check_version_file(dir)?;
+        if finish_replacing(dir, format)?.is_some() {
+            format = FORMAT_PLAIN;
+        }
+        let (database, found) = database::open(dir, format == FORMAT_LOG)?;
         sync_dir(dir)?;
-        // Before the log holds anything that the database does not.
-        write_version_file(dir, FORMAT_LOG)?;
+        if format == FORMAT_LOG {
+            // All of it is in the database now: as long as the log is begun anew, nobody misses it.
+            write_version_file(dir, FORMAT_PLAIN)?;
+        }
         let log = Log::begin(dir, 0, found.commits + 1)?;
+        log::retire(dir, 1)?;
         sync_dir(dir)?;
+        // Before the log holds anything that the database does not, and when it would be missed.
+        write_version_file(dir, FORMAT_LOG)?;
         let metrics = StoreMetrics::default();
         let (queue, waiting) = mpsc::channel(QUEUE_MAX);
         let committer = Committer {
@@ -133,7 +145,13 @@ impl Store {
         let failed = |e: std::io::Error| StoreError::io("beginning a new store", &e);
         let old = {
             let _lock = lock(dir)?;
-            database::open(dir)?.1
+            let format = check_version_file(dir)?;
+            let found = database::open(dir, format == FORMAT_LOG)?.1;
+            if format == FORMAT_LOG {
+                // It was not closed in order. The new one that comes in its place has no log yet.
+                write_version_file(dir, FORMAT_PLAIN)?;
+            }
+            found
         };
         let next = dir.join(NEXT);
         if let Err(e) = fs::remove_dir_all(&next)
@@ -151,13 +169,18 @@ impl Store {
         store.commit_blocking(rows(old.id, &old.image))?;
         // Closed in order: all of it is in its database.
         drop(store);
-        fs::write(making.join(ASIDE), format!("{}-boot-{}", old.id, old.boot)).map_err(failed)?;
-        File::open(making.join(ASIDE)).and_then(|f| f.sync_all()).map_err(failed)?;
+        let note = || -> std::io::Result<()> {
+            let mut file =
+                private::options().create(true).truncate(true).write(true).open(making.join(ASIDE))?;
+            write!(file, "{}-boot-{}", old.id, old.boot)?;
+            file.sync_all()
+        };
+        note().map_err(failed)?;
         sync_dir(&making)?;
         fs::rename(&making, &next).map_err(failed)?;
         sync_dir(dir)?;
         let _lock = lock(dir)?;
-        let aside = finish_replacing(dir)?;
+        let aside = finish_replacing(dir, FORMAT_PLAIN)?;
         aside.ok_or_else(|| StoreError::Corrupt("the new store is not where it was put".into()))
     }
 
@@ -323,7 +346,12 @@ impl Committer {
         }
         self.checkpointed()?;
         let next = 1 - self.which;
-        let log = Log::begin(&self.dir, next, self.commits + 1)?;
+        // One number is for the empty commit that says that the other file goes on: who finds it there and the other
+        // file not knows that commits are lost.
+        let log = Log::begin(&self.dir, next, self.commits + 2)?;
+        sync_dir(&self.dir)?;
+        self.log.append(self.commits + 1, &mut log::frame(0))?;
+        self.commits += 1;
         (self.log, self.which) = (log, next);
         let (pending, commits, database) =
             (std::mem::take(&mut self.pending), self.commits, self.database.clone());
@@ -371,7 +399,7 @@ pub fn aside_folder(dir: &Path) -> PathBuf {
 }
 
 /// Carries on where a replacement was begun; says where the old store is kept, if there was one.
-fn finish_replacing(dir: &Path) -> Result<Option<PathBuf>, StoreError> {
+fn finish_replacing(dir: &Path, format: u32) -> Result<Option<PathBuf>, StoreError> {
     let next = dir.join(NEXT);
     let name = match fs::read_to_string(next.join(ASIDE)) {
         Ok(name) => name,
@@ -379,20 +407,35 @@ fn finish_replacing(dir: &Path) -> Result<Option<PathBuf>, StoreError> {
         Err(e) => return Err(StoreError::io("reading the new store's note", &e)),
     };
     let aside = aside_folder(dir).join(name.trim());
+    if format == FORMAT_LOG {
+        // An older version left this: the new store has no log yet.
+        write_version_file(dir, FORMAT_PLAIN)?;
+    }
     database::replace(dir, &next, &aside)?;
     Ok(Some(aside))
+}
+
+/// Rows hold the environments of jobs. An older version made these files as the umask said.
+fn close_to_others(dir: &Path) -> Result<(), StoreError> {
+    let names =
+        [FILE, "store.0.log", "store.1.log", "format", "format.tmp", "lock", "aside", "incidents.json", NEXT];
+    let all = [dir.to_owned()].into_iter().chain(names.map(|name| dir.join(name)));
+    for path in all {
+        private::tighten(&path).map_err(|e| StoreError::io("closing the state folder to others", &e))?;
+    }
+    Ok(())
 }
 
 /// Held as long as the file is open: by the store's thread.
 fn lock(dir: &Path) -> Result<File, StoreError> {
     let path = dir.join("lock");
-    let mut file = OpenOptions::new()
-        .create(true)
-        .truncate(false)
-        .read(true)
-        .write(true)
-        .open(&path)
-        .map_err(|e| StoreError::io("opening the lock file", &e))?;
+    let mut file =
+        private::options().create(true).truncate(false).read(true).write(true).open(&path).map_err(|e| {
+            match StoreError::io("opening the lock file", &e) {
+                full @ StoreError::NoSpace { .. } => full,
+                _ => StoreError::Folder { dir: dir.to_owned(), text: format!("its lock file: {e}").into() },
+            }
+        })?;
     if let Err(error) = flock(&file, FlockOperation::NonBlockingLockExclusive) {
         if error != rustix::io::Errno::WOULDBLOCK {
             return Err(StoreError::io("locking the state folder", &error.into()));
@@ -411,17 +454,19 @@ fn lock(dir: &Path) -> Result<File, StoreError> {
 }
 
 /// The format number lies in a file of its own, since opening a database may already write to it.
-fn check_version_file(dir: &Path) -> Result<(), StoreError> {
+fn check_version_file(dir: &Path) -> Result<u32, StoreError> {
     let path = dir.join("format");
     match fs::read_to_string(&path) {
         Ok(text) => {
             let found = text.trim().parse().map_err(|_| StoreError::NotAStore(path))?;
             if found <= FORMAT {
-                return Ok(());
+                return Ok(found);
             }
             Err(StoreError::NewerVersion { dir: dir.to_owned(), found, known: FORMAT })
         }
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => write_version_file(dir, FORMAT_PLAIN),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            write_version_file(dir, FORMAT_PLAIN).map(|()| FORMAT_PLAIN)
+        }
         Err(e) if e.kind() == std::io::ErrorKind::InvalidData => Err(StoreError::NotAStore(path)),
         Err(e) => Err(StoreError::io("reading the format number", &e)),
     }
@@ -430,7 +475,7 @@ fn check_version_file(dir: &Path) -> Result<(), StoreError> {
 fn write_version_file(dir: &Path, format: u32) -> Result<(), StoreError> {
     let write = || -> std::io::Result<()> {
         let tmp = dir.join("format.tmp");
-        let mut file = File::create(&tmp)?;
+        let mut file = private::options().create(true).truncate(true).write(true).open(&tmp)?;
         writeln!(file, "{format}")?;
         file.sync_all()?;
         fs::rename(&tmp, dir.join("format"))

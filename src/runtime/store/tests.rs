@@ -1,4 +1,5 @@
-//! The store against crashes, full disks, and other processes.
+//! The store against crashes, full disks, damage, and other processes.
+// tidy: long because each way to lose a disk has a test, and they share how one is killed and cut
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader};
@@ -305,6 +306,13 @@ fn a_log_that_is_cut_anywhere_holds_the_commits_before_the_cut() {
             }
             fs::write(dir.path().join("store.0.log"), torn).expect("writes");
             fs::write(dir.path().join("store.redb"), &database).expect("writes");
+            fs::write(dir.path().join("format"), "2\n").expect("writes");
+            if cut < 20 {
+                // The header was on disk before anything was promised.
+                let error = unlocked(dir.path()).map(|_| ()).expect_err("no log");
+                assert!(matches!(error, StoreError::Corrupt(_)), "cut at {cut}: {error}");
+                continue;
+            }
             let (store, image) = open(dir.path());
             let held = rows(&image, Table::Acceptors).len();
             assert_eq!(held, cut.saturating_sub(20).div_euclid(frame).min(6), "cut at {cut}");
@@ -354,4 +362,148 @@ fn files_that_take_turns_lose_nothing_and_an_orderly_end_needs_no_log() {
     let (_, image) = open(dir.path());
     let held = rows(&image, Table::Acceptors);
     assert_eq!((held.len(), held.get(b"last".as_slice())), (26, Some(&39_u32.to_be_bytes().to_vec())));
+}
+
+/// A flipped byte in its header, or a log that was deleted: the store began as if nothing had ever been promised.
+#[test]
+fn a_log_that_is_lost_or_has_no_header_is_damage_and_not_an_empty_store() {
+    let dir = tempfile::tempdir().expect("temp folder");
+    killed(dir.path(), 6);
+    let (log, database) = (dir.path().join("store.0.log"), dir.path().join("store.redb"));
+    let (whole, rows_before) = (fs::read(&log).expect("a log"), fs::read(&database).expect("a database"));
+    let refused = |what: &str| {
+        let error = unlocked(dir.path()).map(|_| ()).expect_err(what);
+        assert!(matches!(error, StoreError::Corrupt(_)), "{what}: {error}");
+        let text = error.to_string();
+        assert!(
+            text.contains("store.0.log") && text.contains("member remove") && text.contains("no older copy"),
+            "{text}"
+        );
+        fs::write(&database, &rows_before).expect("writes");
+    };
+    for at in [0, 2, 8, 12, 15, 16, 18, 19] {
+        let mut damaged = whole.clone();
+        damaged[at] ^= 0x20;
+        fs::write(&log, &damaged).expect("writes");
+        refused(&format!("byte {at}"));
+        // The same in a folder whose format number was lost with it: its commits are there and not in the database.
+        fs::write(dir.path().join("format"), "1\n").expect("writes");
+        refused(&format!("byte {at}, plain"));
+        fs::write(dir.path().join("format"), "2\n").expect("writes");
+        // Its first block with all that it says.
+        damaged[..150].fill(0);
+        fs::write(&log, &damaged).expect("writes");
+        refused(&format!("byte {at}, first commit"));
+    }
+    fs::remove_file(&log).expect("a log");
+    refused("deleted");
+    fs::write(&log, b"").expect("writes");
+    refused("emptied");
+    fs::remove_file(&database).expect("a database");
+    fs::write(&log, &whole).expect("writes");
+    let error = unlocked(dir.path()).map(|_| ()).expect_err("no database");
+    assert!(matches!(error, StoreError::Corrupt(_)), "{error}");
+    fs::write(&database, &rows_before).expect("writes");
+    let (_, image) = open(dir.path());
+    assert_eq!(rows(&image, Table::Acceptors).len(), 6);
+}
+
+/// The files of a store that runs, as a power cut would leave them.
+fn snapshot(dir: &Path, to: &Path) {
+    for name in ["store.redb", "store.0.log", "store.1.log", "format"] {
+        if let Ok(bytes) = fs::read(dir.join(name)) {
+            fs::write(to.join(name), bytes).expect("writes");
+        }
+    }
+}
+
+#[test]
+fn the_file_that_goes_on_is_missed_and_the_one_that_does_not_is_not() {
+    let (dir, copy) = (tempfile::tempdir().expect("temp folder"), tempfile::tempdir().expect("temp folder"));
+    let (store, _) = open(dir.path());
+    // As if no checkpoint had come to its end.
+    let database = fs::read(dir.path().join("store.redb")).expect("a database");
+    let half = vec![9; 2 << 20];
+    for n in 0..2_u32 {
+        store.commit_blocking(vec![put(&n.to_be_bytes(), &half)]).expect("commits");
+    }
+    // The first file is full: this is in the second.
+    store.commit_blocking(vec![put(b"last", b"1")]).expect("commits");
+    snapshot(dir.path(), copy.path());
+    fs::write(copy.path().join("store.redb"), database).expect("writes");
+    drop(store);
+    let second = copy.path().join("store.1.log");
+    let whole = fs::read(&second).expect("it goes on there");
+    let names = ["store.redb", "store.0.log", "store.1.log", "format"];
+    let before = names.map(|name| fs::read(copy.path().join(name)).expect("a file"));
+    let again = || {
+        names.iter().zip(&before).for_each(|(name, b)| fs::write(copy.path().join(name), b).expect("writes"))
+    };
+    for damage in 0..3 {
+        again();
+        match damage {
+            0 => fs::remove_file(&second).expect("a log"),
+            1 => fs::write(&second, vec![0; whole.len()]).expect("writes"),
+            _ => fs::write(copy.path().join("store.0.log"), b"").expect("writes"),
+        }
+        let error = unlocked(copy.path()).map(|_| ()).expect_err("lost");
+        assert!(matches!(error, StoreError::Corrupt(_)), "{damage}: {error}");
+    }
+    again();
+    let (store, image) = open(copy.path());
+    assert_eq!(rows(&image, Table::Acceptors).len(), 3);
+    store.commit_blocking(vec![put(b"more", b"1")]).expect("commits");
+    let mark = fs::read(copy.path().join("store.1.log")).expect("kept for its space");
+    assert_eq!(mark[..20], [0; 20], "what an earlier start left is not taken for the present log");
+    let third = tempfile::tempdir().expect("temp folder");
+    snapshot(copy.path(), third.path());
+    drop(store);
+    // The crash window of taking the other file into use: its header is torn, nothing says that it goes on.
+    fs::write(third.path().join("store.1.log"), [7; 11]).expect("writes");
+    let (_, image) = open(third.path());
+    assert_eq!(rows(&image, Table::Acceptors).len(), 4);
+}
+
+/// A start that broke off anywhere misses nothing that was never there.
+#[test]
+fn a_start_that_broke_off_is_gone_on_with() {
+    let dir = tempfile::tempdir().expect("temp folder");
+    killed(dir.path(), 3);
+    drop(open(dir.path()));
+    // Format 1 is written before the log is begun anew; what stands there then may be anything.
+    assert_eq!(fs::read_to_string(dir.path().join("format")).expect("reads"), "1\n");
+    for torn in [&b""[..], &[1; 7], &[0; 40]] {
+        fs::write(dir.path().join("store.0.log"), torn).expect("writes");
+        let (_, image) = open(dir.path());
+        assert_eq!(rows(&image, Table::Acceptors).len(), 3);
+    }
+}
+
+#[test]
+fn damaged_pages_of_the_database_are_an_error_and_no_panic() {
+    let dir = tempfile::tempdir().expect("temp folder");
+    killed(dir.path(), 400);
+    drop(open(dir.path()));
+    let names = ["store.redb", "format"];
+    let whole = names.map(|name| fs::read(dir.path().join(name)).expect("a file"));
+    let mut refused = 0;
+    for at in (0..whole[0].len()).step_by(4_093).take(80) {
+        for (name, bytes) in names.iter().zip(&whole) {
+            fs::write(dir.path().join(name), bytes).expect("writes");
+        }
+        let mut damaged = whole[0].clone();
+        let end = (at + 64).min(damaged.len());
+        damaged[at..end].iter_mut().for_each(|b| *b ^= 0xff);
+        fs::write(dir.path().join("store.redb"), damaged).expect("writes");
+        // A page that nothing uses may change.
+        if let Err(error) = unlocked(dir.path()).map(|_| ()) {
+            refused += 1;
+            let typed = matches!(
+                error,
+                StoreError::Corrupt(_) | StoreError::Io { .. } | StoreError::NewerVersion { .. }
+            );
+            assert!(typed, "at {at}: {error}");
+        }
+    }
+    assert!(refused > 3, "{refused}");
 }

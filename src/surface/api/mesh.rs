@@ -132,6 +132,8 @@ pub async fn peer(State(api): State<Api>) -> Json<PeerDocument> {
     let view = api.handle.view();
     let me = about.name.clone();
     let settings = api.handle.settings();
+    let own = view.members.get(&me).and_then(|m| m.report.as_ref());
+    let disk_full = own.and_then(|r| r.health.as_ref()).is_some_and(|h| h.disk_full);
     let mut members: BTreeMap<String, u64> = BTreeMap::new();
     for member in view.members.values() {
         *members.entry(member.liveness.as_str().into()).or_default() += 1;
@@ -149,6 +151,7 @@ pub async fn peer(State(api): State<Api>) -> Json<PeerDocument> {
         started_at_ms: about.started_at.0,
         draining: about.draining,
         isolated: view.isolated,
+        disk_full,
         disk_note: view.members.get(&me).and_then(|m| ClusterDocument::new(m, None).disk_note),
         members,
         now_ms: Some(wall_now().0),

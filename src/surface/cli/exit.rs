@@ -16,14 +16,34 @@ pub const EXIT_CODES: &[(u8, &str)] = &[
     (FAULT, "a fault of Starling or of this machine: please report it"),
 ];
 
+/// Beyond those, the codes of `up`: a service manager may tell them apart.
+pub const UP_EXIT_CODES: &[(u8, &str)] = &[
+    (UP_FAULT, "`up`: a fault of Starling or of this machine, such as a backend that cannot be used"),
+    (UP_DISK, "`up`: the state folder cannot be made, read or written, or the store is damaged"),
+];
+
+/// `up`: not the disk's fault.
+pub const UP_FAULT: u8 = 70;
+/// `up`: the disk's fault.
+pub const UP_DISK: u8 = 74;
+
+/// Done.
 pub const OK: u8 = 0;
+/// A job failed.
 pub const JOB_FAILED: u8 = 1;
+/// A mistake of the caller.
 pub const USAGE: u8 = 2;
+/// No such thing.
 pub const NOT_FOUND: u8 = 3;
+/// Nobody answers.
 pub const UNREACHABLE: u8 = 4;
+/// Refused.
 pub const REFUSED: u8 = 5;
+/// Outcome unknown.
 pub const UNKNOWN: u8 = 6;
+/// Some did not answer.
 pub const PARTIAL: u8 = 7;
+/// A fault.
 pub const FAULT: u8 = 8;
 
 /// Why a command did not do what it says.

@@ -200,7 +200,11 @@ pub async fn peer(asking: &Asking) -> CommandResult {
         }),
         (
             "state",
-            if peer.draining {
+            if peer.disk_full {
+                asking
+                    .style
+                    .state_as("lost", "disk full: it takes no new jobs; free space before it must stop")
+            } else if peer.draining {
                 "draining".into()
             } else if peer.isolated {
                 "isolated".into()

@@ -3,7 +3,7 @@
 mod args;
 mod audit;
 mod bundle;
-mod exit;
+pub mod exit;
 mod incidents;
 mod jobs;
 mod logs;
@@ -35,7 +35,7 @@ use serde_json::Value;
 pub use args::{
     ChaosArgs, Cli, Command, DemoArgs, DemoScenario, Global, ReplayArgs, RunArgs, UpArgs, WorkCommand,
 };
-pub use exit::{EXIT_CODES, Failure};
+pub use exit::{EXIT_CODES, Failure, UP_EXIT_CODES};
 pub use output::{Style, Table, brief, plain};
 pub use page::page_link;
 

@@ -234,7 +234,7 @@ fn the_reference_lists_every_command_and_code() {
         }
     }
     walk(&Cli::command(), "starling", page);
-    for (code, meaning) in EXIT_CODES {
+    for (code, meaning) in EXIT_CODES.iter().chain(UP_EXIT_CODES) {
         assert!(
             page.contains(&format!("| {code} | {meaning} |")),
             "cli.md lacks exit code {code}: {meaning}"

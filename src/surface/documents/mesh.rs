@@ -256,6 +256,9 @@ pub struct PeerDocument {
     pub draining: bool,
     /// Reaches no other member.
     pub isolated: bool,
+    /// Its disk has no room: it takes no new jobs and attempts.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub disk_full: bool,
     /// What people should know of its disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_note: Option<String>,

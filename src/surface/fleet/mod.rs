@@ -10,6 +10,7 @@ mod live;
 pub mod network;
 pub mod replay;
 
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -23,7 +24,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::client::{Client, ClientFailure, Target};
 use super::documents::{ClusterList, JobList, SubmitDocument};
 use crate::backends::local::clock::TEST_CLOCK;
-use crate::base::{PeerName, Span};
+use crate::base::{PeerName, Span, private};
 use crate::model::NodeCapacity;
 use crate::model::config::Config;
 use crate::model::report::Liveness;
@@ -186,7 +187,7 @@ impl Fleet {
     fn add_peer(&mut self, shape: &Shape<'_>, i: u32) -> Result<(), FleetError> {
         let name = PeerName::new(&format!("c{}", i + 1)).map_err(|e| FleetError::Invalid(e.to_string()))?;
         let dir = self.dir.join(name.as_str());
-        std::fs::create_dir_all(&dir).map_err(io(dir.display()))?;
+        private::make(&dir).map_err(io(dir.display()))?;
         let mut config = Config {
             name: Some(name.clone()),
             region: REGIONS[i as usize % REGIONS.len()].into(),
@@ -211,7 +212,12 @@ impl Fleet {
             adapt(i, &mut config);
         }
         let file = dir.join("starling.toml");
-        std::fs::write(&file, config.to_toml()).map_err(io(file.display()))?;
+        // It may hold what opens a door, such as a webhook's address.
+        let mut written = private::options();
+        let written = written.write(true).create(true).truncate(true).open(&file);
+        let written =
+            written.and_then(|mut f| std::io::Write::write_all(&mut f, config.to_toml().as_bytes()));
+        written.map_err(io(file.display()))?;
         let client = Client::new(Target::Unix(dir.join("state/api.sock")), None, None)?;
         self.peers.push(FleetPeer { name, dir, client, child: None, netns: host.map(|h| h.netns.clone()) });
         Ok(())
@@ -228,11 +234,8 @@ impl Fleet {
     /// Starts a peer's process; its output goes to its log.
     pub fn spawn(&mut self, i: usize, join: Option<&str>) -> Result<(), FleetError> {
         let peer = &mut self.peers[i];
-        let log = std::fs::OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(peer.dir.join("log"))
-            .map_err(io("log"))?;
+        let log =
+            private::options().create(true).append(true).open(peer.dir.join("log")).map_err(io("log"))?;
         let errors = log.try_clone().map_err(io("log"))?;
         let mut command = match &peer.netns {
             None => Command::new(&self.exe),
@@ -415,6 +418,7 @@ fn temporary_dir() -> Result<PathBuf, FleetError> {
         .map_err(|_| FleetError::Invalid("the system gives no randomness".into()))?;
     let name = data_encoding::BASE32_NOPAD.encode(&bytes).to_ascii_lowercase();
     let dir = std::env::temp_dir().join(format!("starling-{name}"));
-    std::fs::create_dir(&dir).map_err(io(dir.display()))?;
+    // Not `make`: one that is there already is somebody else's.
+    std::fs::DirBuilder::new().mode(0o700).create(&dir).map_err(io(dir.display()))?;
     Ok(dir)
 }

@@ -29,9 +29,8 @@ use self::logs::{Echo, RotatingFile, Stream};
 use self::remote::{Asker, What};
 use self::signals::Signals;
 use super::cgroup::Cgroup;
-use super::files::{
-    AttemptDir, Ended, GuardSpec, Guarded, Lease, Started, Stop, lease_path, poke, read_json,
-};
+use super::files::{AttemptDir, Ended, GuardSpec, Guarded, Started, Stop, lease_path, poke};
+use super::lease::Lease;
 use super::{clock, container, processes};
 use crate::base::{Instant, Span, WallTime};
 use crate::core::api::StopReason;
@@ -370,7 +369,7 @@ impl Guard {
         let Some(deadline) = &mut self.deadline else { return };
         // A file that cannot be read is no renewal: the deadline stands.
         let Ok(binding) = self.dir.binding() else { return };
-        let lease = |b| read_json::<Lease>(&lease_path(&self.spec.contacts, b)).ok();
+        let lease = |b| Lease::read(&lease_path(&self.spec.contacts, b)).ok();
         let sent_at = |l: Option<Lease>| l.filter(|l| l.boot == self.spec.boot).map(|l| l.sent_at);
         // Without one of them none counts.
         let oldest = binding.each().map(|b| sent_at(lease(b))).min().flatten();
