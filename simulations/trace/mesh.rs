@@ -27,6 +27,9 @@ const SYNC: Span = Span::millis(2);
 /// From the order to a running program.
 const START: Span = Span::millis(10);
 
+/// Of so many jobs it is said how many are left.
+const LARGE: usize = 20_000;
+
 /// What of production is set otherwise here.
 #[derive(Debug, Clone, Copy)]
 pub struct Setting {
@@ -129,6 +132,7 @@ impl Sim<'_> {
     }
 
     fn boot(&self, i: usize, seed: u64) -> Result<(Peer, Vec<Output>), String> {
+        let every: u64 = std::env::var("TRACE_REPEAT").ok().and_then(|s| s.parse().ok()).unwrap_or(300);
         let cfg = CoreConfig {
             name: shapes::name(i),
             store: shapes::store(i),
@@ -149,8 +153,8 @@ impl Sim<'_> {
             runs_images: false,
             policies: Default::default(),
             pace: Pace {
-                claim_every_max: Span::secs(300),
-                claim_for: Span::secs(900),
+                claim_every_max: Span::secs(every),
+                claim_for: Span::secs(3 * every),
                 queue_every: Span::secs(60),
                 sweep_every: Span::secs(600),
                 idle_every: Span::secs(600),
@@ -187,6 +191,7 @@ impl Sim<'_> {
             Event::Ends(i, key, n) => {
                 self.times.ended[n] = Some(self.now);
                 self.left -= 1;
+                self.tell_progress();
                 let started = self.times.started[n].map(|at| WallTime(at.0 / 1000));
                 let (outcome, at) = (Outcome::Exited(0), WallTime(self.now.0 / 1000));
                 self.input(i, Input::Backend(BackendEvent::Ended { key, outcome, started_at: started, at }));
@@ -271,6 +276,14 @@ impl Sim<'_> {
             node.wake = Some(deadline);
             node.wakes += 1;
             self.agenda.put(deadline, Event::Wake(i, node.wakes));
+        }
+    }
+
+    /// A run of minutes says how far it is.
+    fn tell_progress(&self) {
+        let (all, left) = (self.trace.jobs.len(), self.left);
+        if all >= LARGE && left > 0 && left % (all / 10) == 0 {
+            eprintln!("  starling: {left} of {all} jobs are left, after {}", self.now.since(Instant(0)));
         }
     }
 

@@ -18,6 +18,8 @@ use crate::model::{JobRecord, JobState, Outcome};
 
 #[path = "groups_tests.rs"]
 mod groups_tests;
+#[path = "executor/places_tests.rs"]
+mod places_tests;
 #[path = "reserve/tests.rs"]
 mod reserve_tests;
 
@@ -49,6 +51,8 @@ struct Mesh {
     twice: fn(&Message) -> bool,
     /// Nobody has heard yet what these clusters have.
     unheard: BTreeSet<PeerName>,
+    /// Claims sent so far.
+    claims: u64,
 }
 
 fn nodes(gpus: u32) -> Vec<NodeCapacity> {
@@ -85,6 +89,7 @@ impl Mesh {
             drop: |_| false,
             twice: |_| false,
             unheard: BTreeSet::new(),
+            claims: 0,
         };
         let mut first = Vec::new();
         for (n, (peer, gpus)) in sizes.iter().enumerate() {
@@ -170,7 +175,10 @@ impl Mesh {
         for output in out {
             let Some(site) = self.sites.get_mut(peer) else { return };
             match output {
-                Output::Send { to, message, .. } => self.lines.push_back((peer.clone(), to, message)),
+                Output::Send { to, message, .. } => {
+                    self.claims += u64::from(matches!(message, Message::ClaimWith { .. }));
+                    self.lines.push_back((peer.clone(), to, message));
+                }
                 Output::Reply { token, response } => drop(self.replies.insert(token, response)),
                 Output::Report { queue, contact } => site.told = (Some(queue), contact),
                 Output::Backend(BackendCommand::Start(start)) if !self.gpus.contains_key(&start.key) => {
