@@ -132,7 +132,6 @@ impl Sim<'_> {
     }
 
     fn boot(&self, i: usize, seed: u64) -> Result<(Peer, Vec<Output>), String> {
-        let every: u64 = std::env::var("TRACE_REPEAT").ok().and_then(|s| s.parse().ok()).unwrap_or(300);
         let cfg = CoreConfig {
             name: shapes::name(i),
             store: shapes::store(i),
@@ -153,8 +152,8 @@ impl Sim<'_> {
             runs_images: false,
             policies: Default::default(),
             pace: Pace {
-                claim_every_max: Span::secs(every),
-                claim_for: Span::secs(3 * every),
+                claim_every_max: Span::secs(300),
+                claim_for: Span::secs(900),
                 queue_every: Span::secs(60),
                 sweep_every: Span::secs(600),
                 idle_every: Span::secs(600),
