@@ -98,14 +98,25 @@ pub async fn seeing(args: &Args) -> anyhow::Result<()> {
     }
     futures::future::join_all(mesh.into_iter().map(|p| p.run(std::future::ready(())))).await;
     let rows: Vec<Vec<String>> = all.iter().map(row).collect();
-    let head = ["load", "per second without", "with", "with / without", "spread", "p99 ms without", "with"];
+    let head = [
+        "load",
+        "per second without",
+        "with",
+        "with / without",
+        "quartiles",
+        "p50 ms without",
+        "with",
+        "p99 ms without",
+        "with",
+    ];
     let text = format!("{}\nload average {} on {} cores", table(&head, &rows), load(), cores());
     let loads: Vec<_> = all
         .iter()
         .map(|b| {
-            let p99 = |l: &Load| l.latency_ms.quantile(0.99);
+            let (p50, p99) = (|l: &Load| l.latency_ms.median(), |l: &Load| l.latency_ms.quantile(0.99));
             json!({ "load": b.what, "connections": b.connections, "without": b.without.rate(), "with": b.with.rate(),
-                "ratio": b.ratio.median(), "ratio_least": b.ratio.quantile(0.0), "ratio_most": b.ratio.max(),
+                "ratio": b.ratio.median(), "ratio_p25": b.ratio.quantile(0.25), "ratio_p75": b.ratio.quantile(0.75),
+                "p50_ms_without": p50(&b.without), "p50_ms_with": p50(&b.with),
                 "p99_ms_without": p99(&b.without), "p99_ms_with": p99(&b.with) })
         })
         .collect();
@@ -124,7 +135,9 @@ fn row(both: &Both) -> Vec<String> {
         format!("{:.0}", both.without.rate()),
         format!("{:.0}", both.with.rate()),
         two(both.ratio.median()),
-        format!("{:.2} to {:.2}", both.ratio.quantile(0.0), both.ratio.max()),
+        format!("{:.2} to {:.2}", both.ratio.quantile(0.25), both.ratio.quantile(0.75)),
+        two(both.without.latency_ms.median()),
+        two(both.with.latency_ms.median()),
         two(both.without.latency_ms.quantile(0.99)),
         two(both.with.latency_ms.quantile(0.99)),
     ]

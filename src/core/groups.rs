@@ -279,7 +279,21 @@ impl Peer {
         let holds = gather.asked.values().any(|a| a.granted.is_some());
         gather.holds = if holds { gather.holds.or(Some(now)) } else { None };
         if gather.order.iter().all(|(_, group)| granted(gather, *group)) {
-            return self.place_groups(job, record);
+            let order = gather.order.clone();
+            self.placer.update(&self.view);
+            // They were asked when they still fitted, and grant without looking.
+            let unfit = order.iter().find(|(cluster, group)| {
+                record.group(*group).is_some_and(|child| self.placer.never(&child.spec, cluster))
+            });
+            return match unfit {
+                Some((cluster, _)) => self.rest_groups(
+                    job,
+                    &format!(
+                        "{cluster} cannot run its part by what it says of itself now, so all was given back"
+                    ),
+                ),
+                None => self.place_groups(job, record),
+            };
         }
         if gather.holds.is_some_and(|since| now.since(since) >= GATHER_MAX) {
             self.count("gatherings_given_up");

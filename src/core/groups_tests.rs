@@ -104,6 +104,28 @@ fn a_cancel_stops_every_group() {
     assert!(mesh.idle());
 }
 
+/// As one cluster is waited for the other becomes too dear: its part is not placed there.
+#[test]
+fn a_group_is_not_placed_where_it_no_longer_fits() {
+    let mut mesh = Mesh::new(&[("a", 4), ("b", 4), ("c", 0)]);
+    let full = mesh.place("a", job(4, 50));
+    let mut spec = gang(&[4, 4]);
+    spec.placement.price_max_milli = Some(100);
+    let id = mesh.submit("c", spec);
+    mesh.run(Span::secs(2));
+    mesh.prices.insert(name("b"), 1_000);
+    mesh.tell_views();
+    mesh.finish(full);
+    mesh.run(Span::secs(20));
+    let groups = mesh.groups("a", id);
+    assert!(mesh.parts(&groups).is_empty());
+    assert!(mesh.idle(), "what was held is given back");
+    mesh.prices.clear();
+    mesh.run(Span::secs(90));
+    let groups = mesh.groups("a", id);
+    assert_eq!(mesh.parts(&groups).len(), 2);
+}
+
 /// The word that a group is to stop is lost, more than once, and its program would never end by itself.
 #[test]
 fn a_group_is_told_to_stop_until_it_has_heard() {

@@ -16,6 +16,8 @@ use crate::model::report::{
 use crate::model::spec::JobSpec;
 use crate::model::{JobRecord, JobState, Outcome};
 
+#[path = "grants_tests.rs"]
+mod grants_tests;
 #[path = "groups_tests.rs"]
 mod groups_tests;
 #[path = "executor/places_tests.rs"]
@@ -53,6 +55,8 @@ struct Mesh {
     unheard: BTreeSet<PeerName>,
     /// Claims sent so far.
     claims: u64,
+    /// What a GPU hour costs, of those that ask for something.
+    prices: BTreeMap<PeerName, u64>,
 }
 
 fn nodes(gpus: u32) -> Vec<NodeCapacity> {
@@ -90,6 +94,7 @@ impl Mesh {
             twice: |_| false,
             unheard: BTreeSet::new(),
             claims: 0,
+            prices: BTreeMap::new(),
         };
         let mut first = Vec::new();
         for (n, (peer, gpus)) in sizes.iter().enumerate() {
@@ -133,7 +138,7 @@ impl Mesh {
                     region: "r".into(),
                     zone: String::new(),
                     labels: BTreeMap::new(),
-                    price_milli: 0,
+                    price_milli: self.prices.get(peer).copied().unwrap_or(0),
                     pue_milli: 1_000,
                     nodes: site.nodes.clone(),
                     container_runtime: None,
@@ -160,6 +165,14 @@ impl Mesh {
             (peer.clone(), member)
         };
         Arc::new(View { members: self.sites.iter().enumerate().map(member).collect(), isolated: false })
+    }
+
+    /// What has changed is known everywhere now.
+    fn tell_views(&mut self) {
+        let (view, peers) = (self.view(), self.sites.keys().cloned().collect::<Vec<_>>());
+        for peer in peers {
+            self.input(&peer, Input::View(view.clone()));
+        }
     }
 
     fn input(&mut self, peer: &PeerName, input: Input) {
@@ -319,56 +332,6 @@ fn an_urgent_job_takes_victims_in_one_of_three_full_clusters() {
     mesh.run(Span::secs(25));
     assert_eq!(mesh.get("a", victim.id()).state, JobState::Running);
     assert!(mesh.sites.values().all(|s| s.peak <= 8));
-}
-
-/// A grant that is said twice, as when its claim was: it is being taken, and must not be given back for that.
-#[test]
-fn a_grant_that_comes_twice_is_not_given_to_another() {
-    let mut mesh = Mesh::new(&[("a", 8), ("b", 8), ("c", 8)]);
-    mesh.twice = |m| matches!(m, Message::Grant { .. });
-    let only_b = || {
-        let mut spec = job(8, 50);
-        spec.placement.clusters = vec![name("b")];
-        spec
-    };
-    let jobs: Vec<JobId> = (0..4).map(|_| mesh.submit("a", only_b())).collect();
-    mesh.run(Span::secs(5));
-    for job in &jobs {
-        let record = mesh.get("a", *job);
-        assert!(record.attempts.iter().all(|a| a.outcome.is_none()), "{:?}", record.attempts);
-    }
-    assert_eq!(mesh.running("b"), 1);
-    // Nor once the record says that it was taken.
-    for job in jobs {
-        mesh.run(Span::secs(5));
-        let record = mesh.get("a", job);
-        assert!(
-            record.attempts.iter().all(|a| !matches!(a.outcome, Some(Outcome::Refused(_)))),
-            "{record:?}"
-        );
-        mesh.finish(job);
-    }
-}
-
-/// What a cluster is, it says itself; until that was heard it is asked for no job, so that none runs where it must not.
-#[test]
-fn a_cluster_that_nobody_has_heard_yet_is_not_asked() {
-    let mut mesh = Mesh::new(&[("a", 8), ("b", 8), ("c", 8)]);
-    mesh.unheard = [name("b"), name("c")].into();
-    mesh.run(Span::secs(1));
-    let mut chosen = job(8, 50);
-    chosen.placement.clusters = vec![name("b")];
-    let mut elsewhere = job(8, 50);
-    elsewhere.placement.regions = vec!["elsewhere".into()];
-    let (chosen, elsewhere) = (mesh.submit("a", chosen), mesh.submit("a", elsewhere));
-    mesh.run(Span::secs(3));
-    assert_eq!(["a", "c"].map(|p| mesh.running(p)), [0, 0], "b was named, c may be anything");
-    mesh.unheard.clear();
-    mesh.run(Span::secs(5));
-    let record = mesh.get("a", chosen);
-    assert_eq!((record.state, record.attempts.len()), (JobState::Running, 1), "{record:?}");
-    assert_eq!(record.placement.map(|p| p.cluster), Some(name("b")));
-    assert!(mesh.get("a", elsewhere).attempts.is_empty());
 }
 
 /// A job that must not be sent away is not, however urgent the other is; nor is anybody for one of the same priority.

@@ -291,6 +291,19 @@ impl Index {
             .collect()
     }
 
+    /// By all that is known now this cluster can never run it.
+    pub fn never(&mut self, spec: &JobSpec, cluster: &PeerName) -> bool {
+        let (id, Some(&i)) = (self.class(spec), self.places.get(cluster)) else { return false };
+        let Some(class) = self.classes.get_mut(&id) else { return false };
+        let (row, stamp) = (&mut class.rows[i], &self.stamps[i]);
+        if (row.fixed, row.fluid) != (stamp.fixed, stamp.fluid) {
+            let (models, wall) = (&self.models.0, self.told.wall);
+            let goods = &class.goods[i];
+            *row = make_row(&class.key, &self.sites[i], &class.does, models, goods, &class.weights, wall);
+        }
+        row.never
+    }
+
     /// Some cluster could ever run it, or nothing is known of any.
     pub fn fits_somewhere(&mut self, spec: &JobSpec) -> bool {
         let id = self.class(spec);

@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
 use std::net::{Ipv4Addr, SocketAddr};
 
-use chitchat::ChitchatId;
+use chitchat::{ChitchatId, NodeState};
 use ring::digest::{SHA256, digest};
 
 use super::envelope::{DigestEntry, Envelope, NodeDelta};
@@ -90,13 +90,34 @@ pub struct Screen {
     pub dropped: Dropped,
     /// News heard since the start, by what they are: each cost a check of a signature.
     pub heard: BTreeMap<&'static str, u64>,
+    /// Of the last message: members of whom somebody has a newer version than this side, and it,
+    pub told: Vec<(PeerName, u64)>,
+    /// and members of whom newer keys came, up to which version.
+    pub got: Vec<(PeerName, u64)>,
     /// Somebody holds keys of our generation that we signed and do not have: the generation was used
     /// before. Whoever drives the gossip must start again with a higher one.
     pub generation_reused: bool,
 }
 
-/// What chitchat holds now: version by node.
-pub type Held<'a> = BTreeMap<&'a ChitchatId, u64>;
+/// What chitchat holds of one node. Its own map of them is looked into as it is: a message in a mesh of many members must
+/// not cost a copy of it.
+pub trait Version {
+    /// The newest version of the node's keys.
+    fn version(&self) -> u64;
+}
+
+impl Version for NodeState {
+    fn version(&self) -> u64 {
+        self.max_version()
+    }
+}
+
+/// What chitchat holds now, by node.
+pub type Held<V> = BTreeMap<ChitchatId, V>;
+
+fn version<V: Version>(held: &Held<V>, id: &ChitchatId) -> u64 {
+    held.get(id).map_or(0, V::version)
+}
 
 impl Screen {
     /// For the node `me` of a mesh.
@@ -109,6 +130,8 @@ impl Screen {
             hasher: RandomState::new(),
             dropped: Dropped::default(),
             heard: BTreeMap::new(),
+            told: Vec::new(),
+            got: Vec::new(),
             generation_reused: false,
         }
     }
@@ -120,13 +143,13 @@ impl Screen {
 
     /// Cleans one message. `from` is who the transport proved to have sent it; none where it was passed
     /// on. Returns the bytes for chitchat and the facets that are news.
-    pub fn clean(
+    pub fn clean<V: Version>(
         &mut self,
         from: Option<&PeerName>,
         bytes: &[u8],
         list: &MemberList,
         own: &ChitchatId,
-        held: &Held<'_>,
+        held: &Held<V>,
     ) -> Option<(Vec<u8>, Vec<Heard>)> {
         let mut envelope = match Envelope::read(bytes) {
             Ok(envelope) => envelope,
@@ -136,10 +159,11 @@ impl Screen {
             }
         };
         let mut news = Vec::new();
+        (self.told, self.got) = (Vec::new(), Vec::new());
         let (digest, delta) = envelope.parts();
         // Deltas first: what they prove decides which nodes of the digest are let in.
         if let Some(delta) = delta {
-            let own = (own, held.get(own).copied().unwrap_or(0));
+            let own = (own, version(held, own));
             delta.retain_mut(|node| self.keep_delta(node, list, own, &mut news));
         }
         if let Some(digest) = digest {
@@ -202,6 +226,9 @@ impl Screen {
             good += 1;
         }
         node.writes.truncate(good);
+        if let Some(last) = node.writes.last() {
+            self.got.push((name.clone(), last.version));
+        }
         // Our own keys come from nobody but us.
         good > 0 && name != self.me
     }
@@ -256,19 +283,19 @@ impl Screen {
         true
     }
 
-    fn keep_digest(
+    fn keep_digest<V: Version>(
         &mut self,
         from: Option<&PeerName>,
         digest: &mut Vec<DigestEntry>,
         list: &MemberList,
         own: &ChitchatId,
-        held: &Held<'_>,
+        held: &Held<V>,
     ) {
-        let mut room = DIGEST_BYTES_MAX.saturating_sub(held.keys().map(|id| digest_len(id)).sum());
+        let mut room = DIGEST_BYTES_MAX.saturating_sub(held.keys().map(digest_len).sum());
         digest.retain_mut(|entry| {
             if entry.id == *own {
                 // Nobody has more of us than we have, whatever is said.
-                entry.version = entry.version.min(held.get(own).copied().unwrap_or(0));
+                entry.version = entry.version.min(version(held, own));
                 return true;
             }
             let Some(name) = self.named(&entry.id, list) else { return false };
@@ -280,7 +307,10 @@ impl Screen {
                 self.dropped.stale += 1;
                 return false;
             }
-            if held.contains_key(&entry.id) {
+            if let Some(state) = held.get(&entry.id) {
+                if entry.version > state.version() {
+                    self.told.push((name, entry.version));
+                }
                 return true;
             }
             let proven = self.generation(&name);
@@ -300,19 +330,19 @@ impl Screen {
         self.silence_dead(digest, list, own, held);
     }
 
-    fn silence_dead(
+    fn silence_dead<V: Version>(
         &self,
         digest: &mut Vec<DigestEntry>,
         list: &MemberList,
         own: &ChitchatId,
-        held: &Held<'_>,
+        held: &Held<V>,
     ) {
-        for (id, &version) in held.iter().filter(|(id, _)| **id != own) {
+        for (id, state) in held.iter().filter(|(id, _)| *id != own) {
             let member = list.named(&id.node_id);
             let alive = member.is_some_and(|m| self.generation(&m.name) <= id.generation_id);
             if !alive {
-                digest.retain(|entry| entry.id != **id);
-                digest.push(DigestEntry { id: ChitchatId::clone(id), heartbeat: 0, gc: 0, version });
+                digest.retain(|entry| entry.id != *id);
+                digest.push(DigestEntry { id: id.clone(), heartbeat: 0, gc: 0, version: state.version() });
             }
         }
     }

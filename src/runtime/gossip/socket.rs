@@ -13,6 +13,9 @@
 //! were not answered yet: exchanges that overlap bring the same news several times, and the slower the machine
 //! is, the more of them overlap. When nothing changes one does.
 //!
+//! **Urgent things first.** After a flash, what came in by gossip waits for a moment: where many peers share few cores,
+//! all of them have heard the flash before any of them works on what can wait.
+//!
 //! **Size.** Every message carries a digest of all members, so a round costs in proportion to their number. The
 //! interval grows with it: the bytes per second of one peer then stay about the same from a few dozen members on.
 
@@ -60,7 +63,14 @@ struct PaceState {
     open: usize,
     opened: Option<Instant>,
     forced: bool,
+    /// Until when gossip makes way for the flash that came last.
+    aside: Option<Instant>,
 }
+
+/// Gossip makes way for a flash for so long,
+const ASIDE: Duration = Duration::from_millis(20);
+/// and then not again for so long: flashes in a row must not stop it.
+const ASIDE_PAUSE: Duration = Duration::from_millis(80);
 
 /// Exchanges that may be open at once.
 const OPEN_MAX: usize = 3;
@@ -84,6 +94,7 @@ impl Pace {
             open: 0,
             opened: None,
             forced: false,
+            aside: None,
         };
         Self { fast, slow, members: AtomicUsize::new(0), state: Mutex::new(state) }
     }
@@ -100,6 +111,19 @@ impl Pace {
     /// Something worth knowing changed: gossip fast again.
     pub fn changed(&self) {
         self.state().changed = Instant::now();
+    }
+
+    /// A flash goes by.
+    pub fn flash(&self, now: Instant) {
+        let mut state = self.state();
+        if state.aside.is_none_or(|until| now >= until + ASIDE_PAUSE) {
+            state.aside = Some(now + ASIDE);
+        }
+    }
+
+    /// When what came in may be worked on, if that is not now.
+    pub fn aside(&self, now: Instant) -> Option<Instant> {
+        self.state().aside.filter(|until| now < *until)
     }
 
     /// The next round goes out whatever the interval.
@@ -257,6 +281,22 @@ mod tests {
         assert!(pace.allows(start + ms(20_251)));
         pace.members(100);
         assert_eq!(rounds(30_000, 60_000), 20, "every second and a half in a mesh of a hundred");
+    }
+
+    #[test]
+    fn gossip_makes_way_for_a_flash_and_is_not_stopped_by_many() {
+        let ms = Duration::from_millis;
+        let pace = Pace::new(ms(200), ms(1000));
+        let start = Instant::now();
+        assert_eq!(pace.aside(start), None);
+        let free = (0..1_000).filter(|at| {
+            pace.flash(start + ms(*at));
+            pace.aside(start + ms(*at)).is_none()
+        });
+        assert_eq!(free.count(), 800, "a flash in every millisecond takes a fifth of its time");
+        assert_eq!(pace.aside(start + ms(2_000)), None);
+        pace.flash(start + ms(2_000));
+        assert_eq!(pace.aside(start + ms(2_001)), Some(start + ms(2_020)));
     }
 
     #[test]

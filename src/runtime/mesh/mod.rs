@@ -243,6 +243,7 @@ impl Mesh {
 
     /// Takes an urgent hint into the view.
     pub fn note_flash(&self, origin: &PeerName, flash: &Flash) {
+        self.gossip.make_way();
         self.notes.heard("heard.flash", origin, || match flash {
             Flash::Capacity { .. } => "capacity".into(),
             Flash::Suspect { cluster } => format!("suspect {cluster}"),
@@ -261,6 +262,21 @@ impl Mesh {
             self.counters.events_shed.fetch_add(1, Ordering::Relaxed);
         }
         taken
+    }
+
+    /// Offers what is no counter.
+    pub fn register(&self, registry: &mut prometheus_client::registry::Registry) {
+        self.gossip.register(registry);
+    }
+
+    /// How long each other member has been silent by gossip, in its own intervals.
+    pub fn phi(&self, now: Instant) -> BTreeMap<PeerName, f64> {
+        self.gossip.phi(now)
+    }
+
+    /// Shares of the queues here that are taken, by name.
+    pub fn fills(&self) -> [(&'static str, f64); 2] {
+        [("gossip", self.gossip.fill()), ("mesh", crate::runtime::gossip::fill(&self.events))]
     }
 
     /// Named counters for metrics.
