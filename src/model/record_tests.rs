@@ -30,7 +30,7 @@ fn place(epoch: u64) -> Change {
 }
 
 fn close(epoch: u64, outcome: Outcome) -> Change {
-    Change::Close { epoch: Epoch(epoch), outcome, started_at: None, at: WallTime(3) }
+    Change::Close { epoch: Epoch(epoch), outcome, started_at: None, at: WallTime(3), note: None }
 }
 
 fn free(epoch: u64) -> Change {

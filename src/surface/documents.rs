@@ -54,6 +54,9 @@ pub struct AttemptDocument {
     pub ended_at_ms: Option<u64>,
     /// How it ended; none while it runs.
     pub outcome: Option<Outcome>,
+    /// What its cluster says of that beside the outcome: `killed for memory`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
 }
 
 /// A published checkpoint.
@@ -300,6 +303,7 @@ impl From<&crate::model::AttemptSummary> for AttemptDocument {
             started_at_ms: a.started_at.map(|at| at.0),
             ended_at_ms: a.ended_at.map(|at| at.0),
             outcome: a.outcome.clone(),
+            note: a.note.clone(),
         }
     }
 }
@@ -509,6 +513,9 @@ pub struct WhyDocument {
     pub groups: Option<GroupsDocument>,
     /// One row per cluster, best first.
     pub clusters: Vec<CandidateDocument>,
+    /// What its attempt waits for where it was placed, before its program starts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub staging: Option<Staging>,
 }
 
 impl From<WhyReport> for WhyDocument {
@@ -521,6 +528,7 @@ impl From<WhyReport> for WhyDocument {
             weights: r.policy,
             groups: r.groups.map(GroupsDocument::from),
             clusters: r.clusters.into_iter().map(CandidateDocument::from).collect(),
+            staging: None,
         }
     }
 }

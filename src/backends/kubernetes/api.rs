@@ -60,6 +60,17 @@ pub enum ApiError {
     Unknown(String),
 }
 
+impl ApiError {
+    /// There is no such path: of one that the server does not know at all it says so in plain text.
+    pub fn is_404(&self) -> bool {
+        match self {
+            Self::Absent | Self::Refused(404, _) => true,
+            Self::Unknown(why) => why.starts_with("status 404"),
+            _ => false,
+        }
+    }
+}
+
 /// Where the API server is and who asks.
 #[derive(Debug, Clone, Default)]
 pub struct Access {
@@ -69,6 +80,8 @@ pub struct Access {
     pub context: Option<String>,
     /// Where jobs run; none means the context's or the pod's own.
     pub namespace: Option<String>,
+    /// Objects of one page of a list; none means 500.
+    pub page: Option<u32>,
 }
 
 /// One API server.
@@ -79,6 +92,7 @@ pub struct Api {
     /// For people.
     pub url: String,
     at_once: Semaphore,
+    page: u32,
     pace: Mutex<Pace>,
 }
 
@@ -151,6 +165,37 @@ struct ListMeta {
     next: Option<String>,
 }
 
+/// An API group.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Group {
+    preferred_version: GroupVersion,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct GroupVersion {
+    group_version: String,
+}
+
+/// What one version of an API group has.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Resources {
+    #[serde(default)]
+    kind: String,
+    #[serde(default)]
+    group_version: String,
+    #[serde(default)]
+    resources: Vec<ResourceName>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ResourceName {
+    #[serde(default)]
+    name: String,
+}
+
 pub(super) fn unknown(error: impl std::fmt::Display) -> ApiError {
     ApiError::Unknown(error.to_string())
 }
@@ -179,7 +224,9 @@ impl Api {
         let client = kube::Client::try_from(config)?;
         let now = clock::now();
         let pace = Pace { left: CALLS_BURST * 1_000_000, at: now, silent_until: now };
-        Ok(Self { client, namespace, url, at_once: Semaphore::new(CALLS_AT_ONCE), pace: Mutex::new(pace) })
+        let page = access.page.unwrap_or(PAGE).max(1);
+        let at_once = Semaphore::new(CALLS_AT_ONCE);
+        Ok(Self { client, namespace, url, at_once, page, pace: Mutex::new(pace) })
     }
 
     /// The folder of a kind in this namespace: `apis/batch/v1`, `jobs`.
@@ -325,13 +372,36 @@ impl Api {
         self.call(Method::DELETE, &path, Some(name), "application/json", Some(&body)).await.map(|_| ())
     }
 
-    /// Whether the server has an API group: discovery, which every account may ask.
-    pub async fn has_group(&self, group: &str) -> Result<bool, ApiError> {
-        match self.call(Method::GET, &format!("/apis/{group}"), None, "", None).await {
-            Ok(_) => Ok(true),
-            Err(ApiError::Refused(404, _) | ApiError::Absent) => Ok(false),
-            // Of an unknown group the answer is a plain text, "404 page not found".
-            Err(ApiError::Unknown(why)) if why.starts_with("status 404") => Ok(false),
+    /// Whether the server has a resource of an API group: discovery, which every account may ask. A group can be
+    /// there without it. Of a group without a version, the one that the server prefers is asked.
+    pub async fn has_resource(
+        &self,
+        group: &str,
+        version: Option<&str>,
+        resource: &str,
+    ) -> Result<bool, ApiError> {
+        let of = match version {
+            Some(version) => format!("{group}/{version}"),
+            None => match self.discover::<Group>(&format!("/apis/{group}")).await? {
+                Some(found) => found.preferred_version.group_version,
+                None => return Ok(false),
+            },
+        };
+        if of.split('/').next() != Some(group) {
+            return Err(unknown("an answer about another API group"));
+        }
+        let Some(found) = self.discover::<Resources>(&format!("/apis/{of}")).await? else { return Ok(false) };
+        if found.kind != "APIResourceList" || found.group_version != of {
+            return Err(unknown("an answer that is no list of resources"));
+        }
+        Ok(found.resources.iter().any(|r| r.name == resource))
+    }
+
+    /// None: there is no such group or version.
+    async fn discover<T: DeserializeOwned>(&self, path: &str) -> Result<Option<T>, ApiError> {
+        match self.call(Method::GET, path, None, "", None).await {
+            Ok(text) => Self::parse(&text).map(Some),
+            Err(error) if error.is_404() => Ok(None),
             Err(other) => Err(other),
         }
     }
@@ -348,7 +418,7 @@ impl Api {
         let mut found = Vec::new();
         let mut next: Option<String> = None;
         for _ in 0..PAGES_MAX {
-            let mut path = format!("{folder}?limit={PAGE}");
+            let mut path = format!("{folder}?limit={}", self.page);
             if !query.is_empty() {
                 path.push('&');
                 path.push_str(query);

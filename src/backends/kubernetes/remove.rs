@@ -30,6 +30,22 @@ impl Watch {
         self.api.patch(&self.jobs_folder(), &names::native_name(key), &patch).await
     }
 
+    /// Deletes the Job of what has ended. Our finalizer keeps it until the result is kept; its pods stay as long.
+    pub(super) async fn withdraw(&self, key: AttemptKey, uid: &str) {
+        loop {
+            match self.api.delete(&self.jobs_folder(), &names::native_name(key), uid).await {
+                // Another one has its name.
+                Ok(()) | Err(ApiError::Absent | ApiError::Conflict(_)) => return,
+                Err(error) => {
+                    tracing::info!(%key, trace = self.keeper.dir(key).trace(), %error, "a queued attempt's Job could not be deleted")
+                }
+            }
+            if self.pause(REMOVE_AGAIN).await {
+                return;
+            }
+        }
+    }
+
     /// Until Kubernetes has nothing of it, or the peer stops; the next run goes on with it.
     pub(super) async fn remove(&self, key: AttemptKey) {
         let held = |set: &Mutex<BTreeSet<AttemptKey>>, add: bool| {

@@ -23,7 +23,7 @@ fn peer() -> (Peer, AttemptKey, Birth) {
         binding: (ContactId([3; 20]), 1),
         moving_to: None,
         preempted: None,
-        closed: Some(Closed { outcome: Outcome::Exited(0), started_at: Some(at), at }),
+        closed: Some(Closed { outcome: Outcome::Exited(0), started_at: Some(at), at, note: None }),
         trail: None,
     };
     let key = AttemptKey { job: birth.id(), epoch: Epoch(1) };

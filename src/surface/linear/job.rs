@@ -265,7 +265,9 @@ pub fn one_change(old: &JobRecord, new: &JobRecord) -> bool {
             tries.push(Change::Started { epoch: new.epoch, at });
         }
         if let Some(outcome) = attempt.outcome.clone() {
-            tries.push(close(new.epoch, outcome, attempt.started_at, ended));
+            let (started_at, note) = (attempt.started_at, attempt.note.clone());
+            let at = ended;
+            tries.push(Change::Close { epoch: new.epoch, outcome, started_at, at, note });
         }
         if let Some((_, by)) = new.reason.strip_suffix(')').and_then(|r| r.rsplit_once(" (confirmed by ")) {
             tries.push(Change::ConfirmLost { epoch: new.epoch, by: by.to_owned(), at: ended });
@@ -315,5 +317,5 @@ pub fn one_change(old: &JobRecord, new: &JobRecord) -> bool {
 }
 
 fn close(epoch: Epoch, outcome: Outcome, started_at: Option<WallTime>, at: WallTime) -> Change {
-    Change::Close { epoch, outcome, started_at, at }
+    Change::Close { epoch, outcome, started_at, at, note: None }
 }
