@@ -165,37 +165,6 @@ struct ListMeta {
     next: Option<String>,
 }
 
-/// An API group.
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Group {
-    preferred_version: GroupVersion,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct GroupVersion {
-    group_version: String,
-}
-
-/// What one version of an API group has.
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Resources {
-    #[serde(default)]
-    kind: String,
-    #[serde(default)]
-    group_version: String,
-    #[serde(default)]
-    resources: Vec<ResourceName>,
-}
-
-#[derive(Debug, Deserialize)]
-struct ResourceName {
-    #[serde(default)]
-    name: String,
-}
-
 pub(super) fn unknown(error: impl std::fmt::Display) -> ApiError {
     ApiError::Unknown(error.to_string())
 }
@@ -270,7 +239,7 @@ impl Api {
     }
 
     /// One call. `name` is whose absence a 404 may prove.
-    async fn call(
+    pub(super) async fn call(
         &self,
         method: Method,
         path: &str,
@@ -370,40 +339,6 @@ impl Api {
         });
         let path = format!("{folder}/{name}");
         self.call(Method::DELETE, &path, Some(name), "application/json", Some(&body)).await.map(|_| ())
-    }
-
-    /// Whether the server has a resource of an API group: discovery, which every account may ask. A group can be
-    /// there without it. Of a group without a version, the one that the server prefers is asked.
-    pub async fn has_resource(
-        &self,
-        group: &str,
-        version: Option<&str>,
-        resource: &str,
-    ) -> Result<bool, ApiError> {
-        let of = match version {
-            Some(version) => format!("{group}/{version}"),
-            None => match self.discover::<Group>(&format!("/apis/{group}")).await? {
-                Some(found) => found.preferred_version.group_version,
-                None => return Ok(false),
-            },
-        };
-        if of.split('/').next() != Some(group) {
-            return Err(unknown("an answer about another API group"));
-        }
-        let Some(found) = self.discover::<Resources>(&format!("/apis/{of}")).await? else { return Ok(false) };
-        if found.kind != "APIResourceList" || found.group_version != of {
-            return Err(unknown("an answer that is no list of resources"));
-        }
-        Ok(found.resources.iter().any(|r| r.name == resource))
-    }
-
-    /// None: there is no such group or version.
-    async fn discover<T: DeserializeOwned>(&self, path: &str) -> Result<Option<T>, ApiError> {
-        match self.call(Method::GET, path, None, "", None).await {
-            Ok(text) => Self::parse(&text).map(Some),
-            Err(error) if error.is_404() => Ok(None),
-            Err(other) => Err(other),
-        }
     }
 
     /// A cheap question about our jobs: does the server answer?

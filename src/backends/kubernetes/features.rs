@@ -4,8 +4,12 @@
 //! that is made beside Kueue takes what Kueue's quota keeps for others. That something is not there is believed when
 //! two answers in a row say so, since servers say it of what they have not loaded yet.
 
+use hyper::Method;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
 use super::Gangs;
-use super::api::{Api, ApiError};
+use super::api::{Api, ApiError, unknown};
 use super::ends::ABSENT_ANSWERS;
 use super::keeper::{Keeper, Live};
 use super::make::{COSCHEDULING, KUEUE, VOLCANO};
@@ -205,6 +209,73 @@ impl Keeper {
         };
         let gone = open(&self.features).of(feature).there == Some(false);
         gone.then(|| Outcome::Refused(format!("{} is not here any more", feature.resource().0)))
+    }
+}
+
+/// An API group.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Group {
+    preferred_version: GroupVersion,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct GroupVersion {
+    group_version: String,
+}
+
+/// What one version of an API group has.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Resources {
+    #[serde(default)]
+    kind: String,
+    #[serde(default)]
+    group_version: String,
+    #[serde(default)]
+    resources: Vec<ResourceName>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ResourceName {
+    #[serde(default)]
+    name: String,
+}
+
+impl Api {
+    /// Whether the server has a resource of an API group: discovery, which every account may ask. A group can be
+    /// there without it. Of a group without a version, the one that the server prefers is asked.
+    pub(super) async fn has_resource(
+        &self,
+        group: &str,
+        version: Option<&str>,
+        resource: &str,
+    ) -> Result<bool, ApiError> {
+        let of = match version {
+            Some(version) => format!("{group}/{version}"),
+            None => match self.discover::<Group>(&format!("/apis/{group}")).await? {
+                Some(found) => found.preferred_version.group_version,
+                None => return Ok(false),
+            },
+        };
+        if of.split('/').next() != Some(group) {
+            return Err(unknown("an answer about another API group"));
+        }
+        let Some(found) = self.discover::<Resources>(&format!("/apis/{of}")).await? else { return Ok(false) };
+        if found.kind != "APIResourceList" || found.group_version != of {
+            return Err(unknown("an answer that is no list of resources"));
+        }
+        Ok(found.resources.iter().any(|r| r.name == resource))
+    }
+
+    /// None: there is no such group or version.
+    async fn discover<T: DeserializeOwned>(&self, path: &str) -> Result<Option<T>, ApiError> {
+        match self.call(Method::GET, path, None, "", None).await {
+            Ok(text) => Self::parse(&text).map(Some),
+            Err(error) if error.is_404() => Ok(None),
+            Err(other) => Err(other),
+        }
     }
 }
 
