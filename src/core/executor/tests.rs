@@ -118,6 +118,24 @@ fn how_far_it_has_come_is_bounded_shown_while_it_starts_and_in_its_spans() {
 }
 
 #[test]
+fn what_a_backend_says_of_an_end_is_kept_with_it_and_bounded() {
+    let (mut peer, key, _) = peer();
+    let attempt = peer.exec.attempts.get_mut(&key).expect("its row");
+    (attempt.phase, attempt.row.closed, attempt.busy) = (Phase::Running, None, true);
+    peer.on_backend(BackendEvent::Note { key, text: "killed for memory ".repeat(100) });
+    let at = WallTime(4_000);
+    peer.on_backend(BackendEvent::Ended { key, outcome: Outcome::Signaled(9), started_at: None, at });
+    let row = &peer.exec.attempts[&key].row;
+    let note = row.closed.as_ref().and_then(|c| c.note.clone()).expect("kept");
+    assert_eq!((note.len(), note.starts_with("killed for memory")), (300, true));
+    // The version before writes none.
+    let mut old = serde_json::to_value(row).expect("plain");
+    old["closed"].as_object_mut().expect("an object").remove("note");
+    let read: Row = serde_json::from_value(old).expect("is read");
+    assert!(read.closed.is_some_and(|c| c.note.is_none()));
+}
+
+#[test]
 fn an_end_that_nobody_is_left_to_hear_is_dropped() {
     let (mut peer, key, _) = peer();
     peer.closed_recorded(key, OpResult::Timeout { answered: 0, needed: 1 });
