@@ -10,6 +10,7 @@ use super::api::{
 use super::arrays::Arrays;
 use super::client::Clients;
 use super::contact::Contacts;
+use super::durations::Durations;
 use super::executor::Executor;
 use super::groups::Gangs;
 use super::message::{Message, Prospects, RecordKey, SPEAKS_TERMS, Terms};
@@ -81,6 +82,7 @@ pub struct Peer {
     pub(super) watch: Watch,
     pub(super) placer: Index,
     counters: BTreeMap<&'static str, u64>,
+    pub(super) commits: Durations,
 }
 
 impl Peer {
@@ -116,6 +118,7 @@ impl Peer {
             watch: Watch::default(),
             placer: Index::new(cfg.policies.clone()),
             counters: BTreeMap::new(),
+            commits: Durations::default(),
             cfg,
         };
         peer.begin_life();
@@ -397,6 +400,8 @@ impl Peer {
             records,
             records_live,
             counters,
+            commits: self.commits,
+            lease_left: self.lease_left(),
         }
     }
 }

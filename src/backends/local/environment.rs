@@ -121,6 +121,9 @@ pub(in crate::backends) fn common_env(
     if let Some(path) = checkpoint {
         set(&mut env, "CHECKPOINT_PATH", path);
     }
+    if let Some(every) = spec.checkpoint.as_ref().and_then(|c| c.every) {
+        set(&mut env, "STARLING_CHECKPOINT_EVERY", every.0.div_ceil(1_000_000));
+    }
     set(&mut env, "STARLING_JOB_ID", key.job);
     set(&mut env, "STARLING_JOB_NAME", &spec.name);
     set(&mut env, "STARLING_EPOCH", key.epoch);
