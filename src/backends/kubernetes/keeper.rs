@@ -120,8 +120,8 @@ pub(super) enum Act {
     Look(AttemptKey),
     /// Is there a pod that may run of what is to be given back?
     GiveBack(AttemptKey),
-    /// It has ended, and its queue must not let it begin again: delete the Job with this identity.
-    Withdraw(AttemptKey, String),
+    /// It has ended, and its queue must not let it begin again: delete its Job.
+    Withdraw(AttemptKey),
     /// End the pods of what does not stop: of the Job with this identity, where one was seen.
     End(AttemptKey, Option<String>),
     /// The result is kept: delete what is there.
@@ -522,8 +522,8 @@ impl Keeper {
             return tracing::error!(%key, trace = self.dir(key).trace(), %error, "how an attempt ended could not be written");
         }
         let Some(live) = open(&self.live).remove(&key) else { return };
-        if let Some(uid) = live.uid.clone().filter(|_| live.kept.queued && !live.parts_ended_well()) {
-            self.out.act(Act::Withdraw(key, uid));
+        if live.kept.queued && ended.outcome != Outcome::Exited(0) {
+            self.out.act(Act::Withdraw(key));
         }
         let pods: Vec<PodView> = live.pods.into_values().filter(|p| p.running || p.ended.is_some()).collect();
         let running = |uid: &String| live.begun.as_ref().is_none_or(|b| b.pods.values().any(|u| u == uid));
@@ -606,6 +606,10 @@ impl Keeper {
                 if !dir.token_taken() && dir.file("kubernetes.json").exists() {
                     // It never began: nothing of it is needed.
                     self.out.act(Act::Remove(key));
+                }
+                let kept = optional(read_json::<Kept>(&dir.file("kubernetes.json")))?;
+                if kept.is_some_and(|k| k.queued) && ended.outcome != Outcome::Exited(0) {
+                    self.out.act(Act::Withdraw(key));
                 }
                 over.push((key, ended));
             } else {
@@ -714,11 +718,6 @@ impl Live {
             back: None,
             placed: BTreeMap::new(),
         }
-    }
-
-    /// Then its Job is over, too.
-    fn parts_ended_well(&self) -> bool {
-        self.parts.values().all(|e| e.outcome == Outcome::Exited(0))
     }
 
     /// Address of the gang's first pod.

@@ -195,7 +195,7 @@ impl Watch {
                     }
                 }
             }
-            Act::Withdraw(key, uid) => self.withdraw(key, &uid).await,
+            Act::Withdraw(key) => self.withdraw(key).await,
             Act::Remove(key) => self.remove(key).await,
             Act::Follow(key, pod) => self.follow(key, *pod).await,
         }
