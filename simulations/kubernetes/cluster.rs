@@ -18,6 +18,7 @@ use starling::backends::local::clock::TEST_CLOCK;
 use tokio_util::sync::CancellationToken;
 
 use super::harness::STARLING;
+use super::server::FOREGROUND;
 
 /// Which of them are played: a real control plane has its own.
 #[derive(Debug, Clone, Copy)]
@@ -299,6 +300,27 @@ impl Cluster {
                 && !alive.contains(text(&owner["uid"]))
                 && !o["metadata"]["deletionTimestamp"].is_string()
         };
+        for job in jobs.iter().filter(|j| list(&j["metadata"]["finalizers"]).any(|f| f == FOREGROUND)) {
+            let meta = &job["metadata"];
+            let own: Vec<&Value> =
+                pods.iter().filter(|p| p["metadata"]["ownerReferences"][0]["uid"] == meta["uid"]).collect();
+            for pod in own.iter().filter(|p| !p["metadata"]["deletionTimestamp"].is_string()) {
+                let (namespace, name) = (text(&meta["namespace"]), text(&pod["metadata"]["name"]));
+                let _ =
+                    self.call("DELETE", &format!("/api/v1/namespaces/{namespace}/pods/{name}"), None).await;
+            }
+            if own.is_empty() {
+                let rest: Vec<&Value> = list(&meta["finalizers"]).filter(|f| *f != FOREGROUND).collect();
+                let patch =
+                    json!({ "metadata": { "finalizers": rest, "resourceVersion": meta["resourceVersion"] } });
+                let path = format!(
+                    "/apis/batch/v1/namespaces/{}/jobs/{}",
+                    text(&meta["namespace"]),
+                    text(&meta["name"])
+                );
+                let _ = self.call("PATCH", &path, Some(&patch)).await;
+            }
+        }
         let pods = pods.iter().map(|p| ("pods", p));
         for (kind, object) in
             pods.chain(list(&secrets["items"]).map(|s| ("secrets", s))).filter(|(_, o)| orphan(o))

@@ -249,11 +249,11 @@ pub fn without_a_guard_a_queue_starts_it_once() {
         admit(&ground, key(1), false);
         let outcome = ear.ended(key(1)).await;
         assert!(matches!(&outcome, Outcome::Stopped(why) if why.contains("preempted")), "{outcome:?}");
-        admit(&ground, key(1), true);
         wait_until_async("its Job is withdrawn", async || {
             job(&ground, key(1)).await.is_none_or(|j| j["metadata"]["deletionTimestamp"].is_string())
         })
         .await;
+        admit(&ground, key(1), true);
         // Its image does not come: given back once it is deleted, since its queue could let it begin at any time.
         let mut absent = never(script("true"));
         absent.image = Some("absent/image:1".into());

@@ -24,6 +24,9 @@ use tokio_util::sync::CancellationToken;
 
 pub type Body = UnsyncBoxBody<Bytes, std::io::Error>;
 
+/// Keeps what is deleted until all that belongs to it is gone.
+pub const FOREGROUND: &str = "foregroundDeletion";
+
 /// What a request is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Target {
@@ -520,7 +523,8 @@ impl Server {
         }
         let now =
             query.get("gracePeriodSeconds").is_some_and(|g| g == "0") || options["gracePeriodSeconds"] == 0;
-        let finalizers = old["metadata"]["finalizers"].as_array().is_some_and(|f| !f.is_empty());
+        let first = options["propagationPolicy"] == "Foreground";
+        let finalizers = first || old["metadata"]["finalizers"].as_array().is_some_and(|f| !f.is_empty());
         // A pod on a node goes when its kubelet says so.
         let graceful = target.resource == "pods" && old["spec"]["nodeName"].is_string() && !now;
         let mut new = old.clone();
@@ -529,6 +533,11 @@ impl Server {
                 return answer(200, &new);
             }
             new["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+            if first {
+                let mut all = new["metadata"]["finalizers"].as_array().cloned().unwrap_or_default();
+                all.push(FOREGROUND.into());
+                new["metadata"]["finalizers"] = all.into();
+            }
             return answer(200, &self.put(&mut store, target.clone(), new, "MODIFIED"));
         }
         answer(200, &self.put(&mut store, target.clone(), new, "DELETED"))
