@@ -195,8 +195,9 @@ pub fn a_queue_says_when_and_takes_back() {
         admit(&ground, key(1), true);
         wait_until_async("its pod is there", async || pods(&ground).await.len() == 1).await;
         admit(&ground, key(1), false);
-        ground.wishes.dead_kubelets.store(false, Ordering::SeqCst);
+        // Then its pod is deleted, too, and no kubelet begins it.
         is_suspended(&ground, key(1)).await;
+        ground.wishes.dead_kubelets.store(false, Ordering::SeqCst);
         wait_until_async("its pod is gone", async || pods(&ground).await.is_empty()).await;
         let before = starts(&ground);
         assert_eq!(before, 0);
