@@ -52,6 +52,7 @@ async fn closed(ear: &mut Ear) -> String {
                     return why;
                 }
             }
+            BackendEvent::Nodes(_) | BackendEvent::Staging { .. } => {}
             other => panic!("nothing is concluded, and here is {other:?}"),
         }
     }
