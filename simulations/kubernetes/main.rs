@@ -8,6 +8,7 @@
 mod absence;
 mod backend;
 mod cluster;
+mod containers;
 mod deploy;
 mod faults;
 mod ground;
@@ -17,6 +18,9 @@ mod harness;
 mod kueue;
 mod load;
 mod mesh;
+#[allow(dead_code, reason = "shared with the system tests, which use more of it")]
+#[path = "../system/podman.rs"]
+mod podman;
 mod proxy;
 mod real;
 mod server;
@@ -64,6 +68,8 @@ const SCENARIOS: &[Scenario] = &scenarios![
     kueue::a_queue_that_comes_is_used_and_one_that_goes_gives_back,
     kueue::a_queue_says_when_and_takes_back,
     kueue::without_a_guard_a_queue_starts_it_once,
+    containers::a_guard_enters_any_image,
+    containers::the_image_drives_the_cluster_it_runs_in,
     mesh::jobs_over_kubernetes_and_a_local_cluster,
     deploy::the_account_may_what_the_backend_does_and_no_more,
 ];

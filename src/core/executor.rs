@@ -333,7 +333,14 @@ impl Executor {
         self.attempts.values().any(|a| a.phase != Phase::Closed && follows(&a.row))
     }
 
+    /// How long ago a job's attempt was admitted here.
+    pub fn age_of(&self, job: &JobId, now: Instant) -> Option<Span> {
+        self.of_job(job).next().map(|(_, a)| now.since(a.admitted))
+    }
+
     pub fn attempts_view(&self, now: Instant) -> Vec<AttemptView> {
+        #[cfg(test)]
+        crate::base::work::count("attempts_view");
         let view = |(key, a): (&AttemptKey, &Attempt)| AttemptView {
             job: key.job,
             epoch: key.epoch,
