@@ -169,8 +169,8 @@ pub(super) struct Executor {
     /// GPUs of all claims.
     queued_gpus: u64,
     flashed: Option<(Instant, BTreeMap<String, u32>)>,
-    /// When places and estimates were made.
-    prospects_at: Option<Instant>,
+    /// When places and estimates were made, and of which state of the queue.
+    places_of: Option<(Instant, u64)>,
     priced_at: Option<Instant>,
     /// When the tenants' usage was put on disk.
     usage_at: Instant,
@@ -217,7 +217,7 @@ impl Executor {
             reported: None,
             queued_gpus: 0,
             flashed: None,
-            prospects_at: None,
+            places_of: None,
             closed_below: None,
             priced_at: None,
             usage_at: now,
