@@ -84,6 +84,7 @@ fn member(n: usize, all: &[PeerName], at: WallTime) -> MemberView {
         nodes: vec![node("h100", "H100-80G"), node("a100", "A100-80G")],
         container_runtime: None,
         terms: Default::default(),
+        nodes_out: Default::default(),
     };
     let queue = QueueReport {
         gpus_free: gpus(n as u32 % 30),
@@ -168,7 +169,7 @@ fn record(n: usize, names: &[PeerName], now: WallTime) -> anyhow::Result<JobReco
         let last = attempt == n % 3;
         if !last || n % 10 >= 4 {
             let outcome = if last { Outcome::Exited(0) } else { Outcome::Stopped("drain".into()) };
-            apply(Change::Close { epoch, outcome, started_at: Some(now), at: now })?;
+            apply(Change::Close { epoch, outcome, started_at: Some(now), at: now, note: None })?;
         }
     }
     Ok(record)

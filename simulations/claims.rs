@@ -119,6 +119,7 @@ impl Net {
                 nodes: nodes(),
                 container_runtime: None,
                 terms: Terms::default(),
+                nodes_out: Default::default(),
             };
             let (core, out) = Peer::recover(cfg, &DiskImage::default(), net.now()).expect("an empty disk");
             let machine = Machine {

@@ -35,7 +35,7 @@ use crate::core::message::SPEAKS;
 use crate::core::{CoreConfig, Input, Now, Peer};
 use crate::model::config::BackendKind;
 use crate::model::gpu;
-use crate::model::report::{BuildReport, CapacityReport, Inventory, Item, Liveness};
+use crate::model::report::{BuildReport, CapacityReport, Inventory, Item, Liveness, NodesOut};
 use crate::runtime::driver::{self, DriverParts};
 use crate::runtime::eventlog::EventLog;
 use crate::runtime::gossip::Facet;
@@ -218,10 +218,12 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
         nodes,
         container_runtime: found.container_runtime,
         terms: settings.terms.clone(),
+        nodes_out: NodesOut::default(),
     };
     let build = BuildReport { version: env!("CARGO_PKG_VERSION").into(), wire: SPEAKS };
     let data = Inventory::of(datasets);
     let images = Inventory::of(settings.images.iter().cloned().chain(found.images));
+    let held = (settings.images.clone(), images.clone());
     let facets =
         [Facet::Capacity(capacity.clone()), Facet::Build(build), Facet::Data(data), Facet::Images(images)];
     for facet in facets {
@@ -229,7 +231,7 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
             tracing::error!("cannot report: {error}");
         }
     }
-    let events_on = tasks::BackendEvents { core: core.clone(), mesh: mesh.clone(), capacity };
+    let events_on = tasks::BackendEvents { core: core.clone(), mesh: mesh.clone(), capacity, images: held };
     tracker.spawn(events_on.run(backend_events, cancel.clone()));
 
     let log = EventLog::open(&settings.state)
@@ -390,6 +392,7 @@ fn kubernetes(settings: &Settings, name: &PeerName, mesh: &str) -> anyhow::Resul
         kubeconfig: wish.kubeconfig.clone(),
         context: wish.context.clone(),
         namespace: wish.namespace.clone(),
+        page: None,
     };
     (config.image, config.guard_image) = (wish.image.clone(), wish.guard_image.clone());
     (config.queue, config.pod_groups) = (wish.queue.clone(), wish.pod_groups);

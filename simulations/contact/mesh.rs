@@ -344,6 +344,7 @@ fn member(i: usize, gpus: u32, (queue, contact): &Told, heard_at: Instant) -> Me
         nodes: nodes(gpus),
         container_runtime: None,
         terms: Default::default(),
+        nodes_out: Default::default(),
     };
     let report = Report {
         peer: name(i),

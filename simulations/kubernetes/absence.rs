@@ -52,6 +52,7 @@ async fn closed(ear: &mut Ear) -> String {
                     return why;
                 }
             }
+            BackendEvent::Nodes(_) | BackendEvent::Staging { .. } => {}
             other => panic!("nothing is concluded, and here is {other:?}"),
         }
     }
@@ -131,6 +132,35 @@ pub fn answers_after_45_seconds_start_nothing_twice() {
             assert_eq!(ear.ended(key(n)).await, Outcome::Exited(code));
         }
         assert_eq!(lines(&ground.path().join("starts")).len(), 2, "each once");
+    });
+}
+
+/// Renewed, it lives past its grace; with the peer away it ends by itself, and nobody else had to end it.
+pub fn a_guard_ends_in_its_pod_when_the_peer_is_away_past_the_grace() {
+    block_on(async {
+        let ground = Ground::make().await;
+        let mut desk = Desk::new(&ground, &ground.url, "grace", |_| {}).await;
+        let (mut ear, _) = Ear::adopt(&*desk.backend).await;
+        let mut spec = noted(&ground, 0);
+        spec.on_lost_contact.grace = Some(Span::secs(5));
+        desk.go(key(1), spec).await;
+        ear.started(key(1)).await;
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_secs(8) {
+            desk.backend.renewed(conformance::CONTACT, 1, now()).await;
+            assert_eq!(lines(&ground.path().join("ends")).len(), 0, "renewed, it lives");
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        let away = Instant::now();
+        desk.backend.shutdown().await;
+        drop(ear);
+        wait_until("its guard ended it", || lines(&ground.path().join("ends")).len() == 1).await;
+        assert!(away.elapsed() > Duration::from_secs(1), "not at once: {:?}", away.elapsed());
+        desk.restart().await;
+        let (mut ear, _) = Ear::adopt(&*desk.backend).await;
+        let outcome = ear.ended(key(1)).await;
+        assert!(matches!(outcome, Outcome::Stopped(_)), "{outcome:?}");
+        assert_eq!(lines(&ground.path().join("starts")).len(), 1);
     });
 }
 

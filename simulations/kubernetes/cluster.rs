@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use super::containers;
 use super::harness::STARLING;
 use super::podman::Podman;
+use super::server::FOREGROUND;
 
 /// Which of them are played: a real control plane has its own.
 #[derive(Debug, Clone, Copy)]
@@ -46,6 +47,14 @@ pub struct Wishes {
     pub dead_kubelets: AtomicBool,
     /// The machines of all nodes lose their power, once.
     pub power_cut: AtomicBool,
+    /// The scheduler finds no room for anybody.
+    pub full: AtomicBool,
+    /// Images of the registry `late/` have come to node n1; elsewhere they are.
+    pub late_came: AtomicBool,
+    /// Kueue is there: it suspends what stands in a queue and is not admitted.
+    pub kueue: AtomicBool,
+    /// Jobs that it admits, by name; taken out again, they are preempted.
+    pub admits: Mutex<BTreeSet<String>>,
     /// Pods' containers are real ones of this podman, and no mere processes.
     pub podman: OnceLock<Podman>,
     /// Pods that were started, by identity.
@@ -135,6 +144,9 @@ impl Cluster {
         let secrets = self.call("GET", "/api/v1/secrets", None).await?;
         let jobs = self.call("GET", "/apis/batch/v1/jobs", None).await?;
         let jobs: Vec<Value> = list(&jobs["items"]).cloned().collect();
+        if self.wishes.kueue.load(Ordering::SeqCst) {
+            self.kueue(&jobs).await;
+        }
         if self.plays.jobs {
             for job in &jobs {
                 // Changed by somebody meanwhile: the next round sees it.
@@ -146,6 +158,25 @@ impl Cluster {
             self.schedule(&pods).await?;
         }
         Ok(())
+    }
+
+    /// Kueue, as far as its Jobs show it.
+    async fn kueue(&self, jobs: &[Value]) {
+        for job in jobs {
+            let (meta, name) = (&job["metadata"], text(&job["metadata"]["name"]));
+            let over = list(&job["status"]["conditions"])
+                .any(|c| ["Complete", "Failed"].contains(&text(&c["type"])) && c["status"] == "True");
+            let queued = meta["labels"]["kueue.x-k8s.io/queue-name"].is_string();
+            if !queued || over || meta["deletionTimestamp"].is_string() {
+                continue;
+            }
+            let admitted = self.wishes.admits.lock().expect("a lock").contains(name);
+            if job["spec"]["suspend"] == admitted {
+                let path = format!("/apis/batch/v1/namespaces/{}/jobs/{name}", text(&meta["namespace"]));
+                let patch = json!({ "metadata": { "uid": meta["uid"] }, "spec": { "suspend": !admitted } });
+                let _ = self.call("PATCH", &path, Some(&patch)).await;
+            }
+        }
     }
 
     // The Job controller.
@@ -274,6 +305,27 @@ impl Cluster {
                 && !alive.contains(text(&owner["uid"]))
                 && !o["metadata"]["deletionTimestamp"].is_string()
         };
+        for job in jobs.iter().filter(|j| list(&j["metadata"]["finalizers"]).any(|f| f == FOREGROUND)) {
+            let meta = &job["metadata"];
+            let own: Vec<&Value> =
+                pods.iter().filter(|p| p["metadata"]["ownerReferences"][0]["uid"] == meta["uid"]).collect();
+            for pod in own.iter().filter(|p| !p["metadata"]["deletionTimestamp"].is_string()) {
+                let (namespace, name) = (text(&meta["namespace"]), text(&pod["metadata"]["name"]));
+                let _ =
+                    self.call("DELETE", &format!("/api/v1/namespaces/{namespace}/pods/{name}"), None).await;
+            }
+            if own.is_empty() {
+                let rest: Vec<&Value> = list(&meta["finalizers"]).filter(|f| *f != FOREGROUND).collect();
+                let patch =
+                    json!({ "metadata": { "finalizers": rest, "resourceVersion": meta["resourceVersion"] } });
+                let path = format!(
+                    "/apis/batch/v1/namespaces/{}/jobs/{}",
+                    text(&meta["namespace"]),
+                    text(&meta["name"])
+                );
+                let _ = self.call("PATCH", &path, Some(&patch)).await;
+            }
+        }
         let pods = pods.iter().map(|p| ("pods", p));
         for (kind, object) in
             pods.chain(list(&secrets["items"]).map(|s| ("secrets", s))).filter(|(_, o)| orphan(o))
@@ -327,7 +379,8 @@ impl Cluster {
             let meta = &pod["metadata"];
             let path =
                 format!("/api/v1/namespaces/{}/pods/{}", text(&meta["namespace"]), text(&meta["name"]));
-            if let Some(node) = free.iter_mut().find(|(_, left)| *left >= asked(pod)) {
+            let full = self.wishes.full.load(Ordering::SeqCst);
+            if let Some(node) = free.iter_mut().find(|(_, left)| !full && *left >= asked(pod)) {
                 node.1 -= asked(pod);
                 let binding = json!({ "apiVersion": "v1", "kind": "Binding", "metadata": { "name": meta["name"] },
                     "target": { "apiVersion": "v1", "kind": "Node", "name": node.0 } });
@@ -356,6 +409,17 @@ impl Cluster {
                     let waits = json!({ "waiting": { "reason": "ImagePullBackOff", "message": format!("Back-off pulling image \"{image}\"") } });
                     if pod["status"]["containerStatuses"].is_null() {
                         let _ = self.status(&path, "Pending", waits, None).await;
+                    }
+                    continue;
+                }
+                let late = image.starts_with("late/") && pod["spec"]["nodeName"] == "n1";
+                if late && !self.wishes.late_came.load(Ordering::SeqCst) {
+                    // Kubelets do not say that they pull.
+                    if pod["status"]["containerStatuses"].is_null() {
+                        let waits = json!({ "waiting": { "reason": "ContainerCreating" } });
+                        let _ = self.status(&path, "Pending", waits, None).await;
+                        let ready = json!({ "status": { "conditions": [{ "type": "PodReadyToStartContainers", "status": "True" }] } });
+                        let _ = self.call("PATCH", &format!("{path}/status"), Some(&ready)).await;
                     }
                     continue;
                 }
@@ -401,7 +465,11 @@ impl Cluster {
             let Ok(Some(ended)) = run.child.try_wait() else { continue };
             let code = ended.code().unwrap_or_else(|| 128 + ended.signal().unwrap_or(0));
             let message = fs::read_to_string(&run.last_word).unwrap_or_default();
-            let reason = if code == 0 { "Completed" } else { "Error" };
+            let reason = match code {
+                0 => "Completed",
+                137 if image.starts_with("hungry/") => "OOMKilled",
+                _ => "Error",
+            };
             let state = json!({ "terminated": { "exitCode": code, "reason": reason, "message": message } });
             let phase = if code == 0 { "Succeeded" } else { "Failed" };
             if self.status(&path, phase, state, None).await.is_ok() {

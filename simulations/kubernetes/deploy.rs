@@ -23,8 +23,8 @@ type Right = (String, String, String);
 async fn used() -> BTreeSet<Right> {
     let ground = Ground::make().await;
     let server = ground.server.clone().expect("recorded");
-    server.add_group("scheduling.volcano.sh");
-    server.add_group("scheduling.x-k8s.io");
+    server.add_group(("scheduling.volcano.sh", "v1beta1"), &["podgroups"]);
+    server.add_group(("scheduling.x-k8s.io", "v1alpha1"), &["podgroups"]);
     let desk = Desk::new(&ground, &ground.url, "rights", |_| {}).await;
     let (mut ear, _) = Ear::adopt(&*desk.backend).await;
     desk.go(key(1), script("true")).await;

@@ -103,6 +103,7 @@ pub fn a_server_that_is_away_ends_nothing() {
                         break why;
                     }
                 }
+                BackendEvent::Nodes(_) | BackendEvent::Staging { .. } => {}
                 other => panic!("nothing is concluded, and here is {other:?}"),
             }
         };

@@ -15,6 +15,8 @@ mod ground;
 #[allow(dead_code, reason = "shared with the system tests, which use more of it")]
 #[path = "../system/harness.rs"]
 mod harness;
+mod kueue;
+mod load;
 mod mesh;
 #[allow(dead_code, reason = "shared with the system tests, which use more of it")]
 #[path = "../system/podman.rs"]
@@ -23,6 +25,7 @@ mod proxy;
 mod real;
 mod server;
 mod speed;
+mod told;
 
 use std::panic::AssertUnwindSafe;
 use std::process::ExitCode;
@@ -44,15 +47,27 @@ const SCENARIOS: &[Scenario] = &scenarios![
     backend::without_a_guard_exit_codes_are_the_kubelets,
     backend::somebody_elses_job_of_the_same_name_is_not_touched,
     backend::an_image_that_never_comes_is_given_back,
+    told::what_it_waits_for_and_how_long,
+    told::that_it_was_killed_for_memory,
+    told::a_gang_waits_for_an_image_that_is_late_on_one_node,
+    told::nodes_and_images_as_they_change,
+    load::lists_come_in_pages,
+    load::reads_do_not_grow_with_jobs,
     faults::a_bad_network_loses_nothing_and_starts_nothing_twice,
     faults::a_server_that_is_away_ends_nothing,
     faults::a_ttl_that_deletes_what_finished_runs_nothing_again,
     absence::ten_minutes_without_a_server_end_nothing_and_start_nothing_twice,
     absence::answers_after_45_seconds_start_nothing_twice,
+    absence::a_guard_ends_in_its_pod_when_the_peer_is_away_past_the_grace,
     absence::a_pod_that_went_while_nobody_watched_is_missed,
     absence::without_a_guard_it_is_given_back_when_nothing_of_it_can_run,
     absence::clocks_that_are_ten_minutes_apart_lose_no_output_and_end_nothing,
     absence::a_line_without_an_end_is_cut_and_what_follows_comes,
+    kueue::no_job_goes_past_a_queue_that_nobody_could_ask_about,
+    kueue::a_group_without_its_resource_is_done_without,
+    kueue::a_queue_that_comes_is_used_and_one_that_goes_gives_back,
+    kueue::a_queue_says_when_and_takes_back,
+    kueue::without_a_guard_a_queue_starts_it_once,
     containers::a_guard_enters_any_image,
     containers::the_image_drives_the_cluster_it_runs_in,
     mesh::jobs_over_kubernetes_and_a_local_cluster,

@@ -3,10 +3,12 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::sync::atomic::Ordering;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::backend::lines;
+use super::cluster::call;
 use super::ground::{Ground, block_on};
 use super::harness::{
     cli, command, ended, exited, get, in_state, job, kill_attempts, of_attempts, submit, succeeded, until,
@@ -138,6 +140,40 @@ pub fn jobs_over_kubernetes_and_a_local_cluster() {
         (&failed["state"], of_attempts(&failed, "outcome").pop()),
         (&"failed".into(), Some(exited(42)))
     );
+
+    // Why it waits there, and how it ended beside its signal, are to be seen anywhere.
+    ground.wishes.full.store(true, Ordering::SeqCst);
+    let waits =
+        submit(loc, "name: waits\nplacement: {clusters: [kube]}\nimage: hungry/x:1\nrun: kill -9 $$\n");
+    until("the job says why it waits", || {
+        let text = cli(loc, &["job", &waits]).ok().out;
+        if text.contains("room in Kubernetes: waits") && text.contains("Unschedulable: 0/3 nodes") {
+            Ok(())
+        } else {
+            Err(text)
+        }
+    });
+    let why = cli(loc, &["why", &waits]).ok().out;
+    assert!(why.contains("Unschedulable: 0/3 nodes"), "{why}");
+    ground.wishes.full.store(false, Ordering::SeqCst);
+    let killed = ended(loc, &waits);
+    let reason = killed["reason"].as_str().unwrap_or_default();
+    assert!(reason.starts_with("ended by signal 9 at kube (killed for memory: OOMKilled"), "{killed:#}");
+    let note = killed["attempts"][0]["note"].as_str().unwrap_or_default();
+    assert!(note.starts_with("killed for memory"), "{killed:#}");
+    assert!(cli(loc, &["job", &waits]).ok().out.contains("signal 9 (killed for memory"));
+
+    // A node that takes nothing any more, with the reason.
+    let node = |name: &str, change: Value| {
+        let path = format!("/api/v1/nodes/{name}");
+        runtime.block_on(call(&ground.admin, "PATCH", &path, Some(&change))).expect("a node");
+    };
+    node("n2", json!({ "spec": { "unschedulable": true } }));
+    until("the view names it", || {
+        let text = cli(loc, &["clusters", "kube"]).ok().out;
+        if text.contains("TAKES NOTHING") && text.contains("cordoned") { Ok(()) } else { Err(text) }
+    });
+    node("n2", json!({ "spec": { "unschedulable": false } }));
 
     let noted = |name: &str, then: &str| {
         let text = format!(

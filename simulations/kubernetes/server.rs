@@ -24,6 +24,9 @@ use tokio_util::sync::CancellationToken;
 
 pub type Body = UnsyncBoxBody<Bytes, std::io::Error>;
 
+/// Keeps what is deleted until all that belongs to it is gone.
+pub const FOREGROUND: &str = "foregroundDeletion";
+
 /// What a request is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Target {
@@ -50,8 +53,8 @@ struct Store {
     log: Vec<Record>,
     /// Versions up to this one are gone.
     compacted: u64,
-    /// API groups beside the built-in ones.
-    groups: BTreeSet<String>,
+    /// Resources of API groups beside the built-in ones, by group and version.
+    groups: BTreeMap<(String, String), BTreeSet<String>>,
     /// (verb, group, resource) of requests by the peer's token.
     asked: BTreeSet<(String, String, String)>,
 }
@@ -65,6 +68,12 @@ pub struct Server {
     /// Requests that are answered with 429.
     throttle: AtomicU64,
     pub throttled: AtomicU64,
+    /// Requests of the peer, and those among them that ask only whether there is an answer.
+    pub calls: AtomicU64,
+    pub pulses: AtomicU64,
+    /// Further pages of lists that were given, and how many more of them are answered with "410 Gone".
+    pub pages: AtomicU64,
+    expired: AtomicU64,
     connections: Mutex<CancellationToken>,
     address: SocketAddr,
     stop: CancellationToken,
@@ -77,6 +86,10 @@ fn full(text: impl Into<Bytes>) -> Body {
 fn answer(code: u16, value: &Value) -> Response<Body> {
     let response = Response::builder().status(code).header("content-type", "application/json");
     response.body(full(value.to_string())).expect("a response")
+}
+
+fn no_page() -> Response<Body> {
+    Response::builder().status(404).body(full("404 page not found\n")).expect("a response")
 }
 
 fn status(code: u16, reason: &str, name: &str, message: &str) -> Response<Body> {
@@ -191,6 +204,10 @@ impl Server {
             down: AtomicBool::new(false),
             throttle: AtomicU64::new(0),
             throttled: AtomicU64::new(0),
+            calls: AtomicU64::new(0),
+            pulses: AtomicU64::new(0),
+            pages: AtomicU64::new(0),
+            expired: AtomicU64::new(0),
             connections: Mutex::new(CancellationToken::new()),
             address,
             stop: CancellationToken::new(),
@@ -265,9 +282,20 @@ impl Server {
         self.throttle.store(n, Ordering::SeqCst);
     }
 
-    /// An API group that is there from now on.
-    pub fn add_group(&self, group: &str) {
-        self.open().groups.insert(group.to_owned());
+    /// So many lists are compacted away before their second page is asked for.
+    pub fn expire(&self, n: u64) {
+        self.expired.store(n, Ordering::SeqCst);
+    }
+
+    /// An API group that has these resources from now on.
+    pub fn add_group(&self, group: (&str, &str), resources: &[&str]) {
+        let named = resources.iter().map(|r| (*r).to_owned()).collect();
+        self.open().groups.insert((group.0.to_owned(), group.1.to_owned()), named);
+    }
+
+    /// Its definitions were deleted.
+    pub fn drop_group(&self, group: &str) {
+        self.open().groups.retain(|(name, _), _| name != group);
     }
 
     /// What the peer asked for.
@@ -292,6 +320,8 @@ impl Server {
         };
         let watch = query.get("watch").is_some_and(|w| w == "true" || w == "1");
         if peer {
+            self.calls.fetch_add(1, Ordering::SeqCst);
+            self.pulses.fetch_add(u64::from(query.get("limit").is_some_and(|l| l == "1")), Ordering::SeqCst);
             let verb = match (&parts.method, target.name.is_empty()) {
                 (&Method::GET, true) if watch => "watch",
                 (&Method::GET, true) => "list",
@@ -308,6 +338,9 @@ impl Server {
             };
             self.open().asked.insert((verb.into(), target.group.clone(), resource));
         }
+        if self.undefined(&target) {
+            return no_page();
+        }
         match (parts.method, target.name.is_empty()) {
             (Method::GET, true) if watch => self.watch(target, &query),
             (Method::GET, true) => self.list(&target, &query),
@@ -322,19 +355,52 @@ impl Server {
     }
 
     fn discovery(&self, path: &str) -> Response<Body> {
-        let group = path.trim_matches('/').strip_prefix("apis/").unwrap_or_default().to_owned();
-        if self.open().groups.contains(&group) {
+        let path = path.trim_matches('/').strip_prefix("apis/").unwrap_or_default();
+        let (group, version) = path.split_once('/').unwrap_or((path, ""));
+        let store = self.open();
+        let Some(((_, there), resources)) =
+            store.groups.iter().find(|((g, v), _)| g == group && (version.is_empty() || v == version))
+        else {
+            return no_page();
+        };
+        let of = format!("{group}/{there}");
+        if version.is_empty() {
+            let version = json!({ "groupVersion": of, "version": there });
             return answer(
                 200,
-                &json!({ "kind": "APIGroup", "apiVersion": "v1", "name": group, "versions": [] }),
+                &json!({ "kind": "APIGroup", "apiVersion": "v1", "name": group, "versions": [version],
+                    "preferredVersion": version }),
             );
         }
-        Response::builder().status(404).body(full("404 page not found\n")).expect("a response")
+        let all: Vec<Value> = resources
+            .iter()
+            .map(|r| json!({ "name": r, "singularName": "", "namespaced": true, "kind": kind_of(r), "verbs": ["create"] }))
+            .collect();
+        answer(
+            200,
+            &json!({ "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": of, "resources": all }),
+        )
+    }
+
+    /// A resource that no definition of this cluster has.
+    fn undefined(&self, target: &Target) -> bool {
+        let built_in = ["", "batch"].contains(&target.group.as_str());
+        let named = |((group, _), resources): (&(String, String), &BTreeSet<String>)| {
+            *group == target.group && resources.contains(&target.resource)
+        };
+        !built_in && !self.open().groups.iter().any(named)
     }
 
     fn list(&self, target: &Target, query: &BTreeMap<String, String>) -> Response<Body> {
         let store = self.open();
         let after = query.get("continue").cloned().unwrap_or_default();
+        if !after.is_empty() {
+            let gone = self.expired.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
+            if gone.is_ok() {
+                return status(410, "Expired", "", "The provided continue parameter is too old");
+            }
+            self.pages.fetch_add(1, Ordering::SeqCst);
+        }
         let limit = query.get("limit").and_then(|l| l.parse().ok()).unwrap_or(usize::MAX);
         let all = store.objects.iter().filter(|((resource, namespace, _), o)| {
             *resource == target.resource
@@ -457,7 +523,8 @@ impl Server {
         }
         let now =
             query.get("gracePeriodSeconds").is_some_and(|g| g == "0") || options["gracePeriodSeconds"] == 0;
-        let finalizers = old["metadata"]["finalizers"].as_array().is_some_and(|f| !f.is_empty());
+        let first = options["propagationPolicy"] == "Foreground";
+        let finalizers = first || old["metadata"]["finalizers"].as_array().is_some_and(|f| !f.is_empty());
         // A pod on a node goes when its kubelet says so.
         let graceful = target.resource == "pods" && old["spec"]["nodeName"].is_string() && !now;
         let mut new = old.clone();
@@ -466,6 +533,11 @@ impl Server {
                 return answer(200, &new);
             }
             new["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+            if first {
+                let mut all = new["metadata"]["finalizers"].as_array().cloned().unwrap_or_default();
+                all.push(FOREGROUND.into());
+                new["metadata"]["finalizers"] = all.into();
+            }
             return answer(200, &self.put(&mut store, target.clone(), new, "MODIFIED"));
         }
         answer(200, &self.put(&mut store, target.clone(), new, "DELETED"))

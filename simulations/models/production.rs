@@ -166,6 +166,7 @@ pub fn job_change(change: JobChange) -> Change {
             outcome: if succeeded { Outcome::Exited(0) } else { Outcome::Stopped("moved".into()) },
             started_at: None,
             at: WallTime(4),
+            note: None,
         },
         JobChange::Publish { epoch: e } => {
             Change::Publish { checkpoint: Checkpoint { epoch: epoch(e), uri: String::new() } }
@@ -200,6 +201,7 @@ fn real_job(job: Job) -> JobRecord {
             started_at: None,
             ended_at: None,
             outcome,
+            note: None,
         });
     }
     record.sealed = job.sealed.then(|| next_homes().try_into().expect("three homes"));

@@ -95,6 +95,7 @@ fn member(name: &str, nodes: Vec<NodeCapacity>, now: Instant) -> MemberView {
         nodes,
         container_runtime: Some("podman".into()),
         terms: Terms::default(),
+        nodes_out: Default::default(),
     };
     let queue = QueueReport {
         gpus_free: total.clone(),

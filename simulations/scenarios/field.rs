@@ -324,6 +324,7 @@ impl Field {
                     nodes: seat.nodes.clone(),
                     container_runtime: None,
                     terms: Default::default(),
+                    nodes_out: Default::default(),
                 }),
                 queue,
                 contact: seat.soft.1.clone(),

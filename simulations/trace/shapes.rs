@@ -76,6 +76,7 @@ pub fn member(
             nodes: nodes(site),
             container_runtime: None,
             terms: Default::default(),
+            nodes_out: Default::default(),
         }),
         queue,
         contact,

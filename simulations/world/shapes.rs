@@ -37,6 +37,7 @@ pub fn capacity(region: usize) -> CapacityReport {
         nodes: nodes(),
         container_runtime: None,
         terms: Default::default(),
+        nodes_out: Default::default(),
     }
 }
 

@@ -13,9 +13,9 @@ use tokio_util::task::TaskTracker;
 use super::node::{PROXY_HEAD_BYTES_MAX, ProxyHead};
 use crate::backends::Backend;
 use crate::base::{Bytes, Instant, PeerName, Span};
-use crate::core::api::{Event, Flash};
+use crate::core::api::{Event, Flash, NodesNews};
 use crate::core::{BackendEvent, Input, Message};
-use crate::model::report::{CapacityReport, ContactReport, HealthReport, QueueReport, View};
+use crate::model::report::{CapacityReport, ContactReport, HealthReport, Inventory, Item, QueueReport, View};
 use crate::runtime::driver::{BackendWork, CoreHandle, Outlet};
 use crate::runtime::eventlog::EventLog;
 use crate::runtime::gossip::Facet;
@@ -88,6 +88,8 @@ pub struct BackendEvents {
     pub core: CoreHandle,
     pub mesh: Mesh,
     pub capacity: CapacityReport,
+    /// Images that the configuration names, and all as they were reported last.
+    pub images: (Vec<Item>, Inventory),
 }
 
 impl BackendEvents {
@@ -98,18 +100,39 @@ impl BackendEvents {
                 event = events.recv() => event,
             };
             let Some(event) = event else { return };
+            if let BackendEvent::Nodes(news) = event {
+                self.nodes(*news);
+                continue;
+            }
             if let BackendEvent::Cluster(state) = &event
                 && !state.nodes.is_empty()
                 && state.nodes != self.capacity.nodes
             {
                 self.capacity.nodes.clone_from(&state.nodes);
-                if let Err(error) = self.mesh.publish(Facet::Capacity(self.capacity.clone())) {
-                    tracing::error!("cannot report: {error}");
-                }
+                self.report(Facet::Capacity(self.capacity.clone()));
             }
             if !self.core.input(Input::Backend(event)).await {
                 return;
             }
+        }
+    }
+
+    fn nodes(&mut self, news: NodesNews) {
+        if news.out != self.capacity.nodes_out {
+            self.capacity.nodes_out = news.out;
+            self.report(Facet::Capacity(self.capacity.clone()));
+        }
+        let (declared, told) = &mut self.images;
+        let images = Inventory::of(declared.iter().cloned().chain(news.images));
+        if images != *told {
+            told.clone_from(&images);
+            self.report(Facet::Images(images));
+        }
+    }
+
+    fn report(&self, facet: Facet) {
+        if let Err(error) = self.mesh.publish(facet) {
+            tracing::error!("cannot report: {error}");
         }
     }
 }

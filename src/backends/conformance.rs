@@ -106,7 +106,10 @@ impl Ear {
             match ear.next().await {
                 BackendEvent::Adopted { running } => return (ear, running),
                 // What there is may be said at any time.
-                BackendEvent::Cluster(_) | BackendEvent::Staging { .. } => {}
+                BackendEvent::Cluster(_)
+                | BackendEvent::Staging { .. }
+                | BackendEvent::Note { .. }
+                | BackendEvent::Nodes(_) => {}
                 other => panic!("the first event is {other:?}, not Adopted"),
             }
         }
@@ -136,11 +139,30 @@ impl Ear {
         }
     }
 
+    /// Waits for the first event of which this says something; others are held back.
+    pub async fn first<T>(&mut self, mut of: impl FnMut(&BackendEvent) -> Option<T>) -> T {
+        let mut others = VecDeque::new();
+        let found = loop {
+            let event = self.next().await;
+            if let Some(found) = of(&event) {
+                break found;
+            }
+            others.push_back(event);
+        };
+        others.append(&mut self.held);
+        self.held = others;
+        found
+    }
+
     async fn of(&mut self, key: AttemptKey) -> BackendEvent {
         let about = |event: &BackendEvent| match event {
             BackendEvent::Started { key, .. } | BackendEvent::Ended { key, .. } => Some(*key),
             // Told while it is brought, as often as the backend likes.
-            BackendEvent::Staging { .. } | BackendEvent::Adopted { .. } | BackendEvent::Cluster(_) => None,
+            BackendEvent::Staging { .. }
+            | BackendEvent::Note { .. }
+            | BackendEvent::Adopted { .. }
+            | BackendEvent::Nodes(_)
+            | BackendEvent::Cluster(_) => None,
         };
         if let Some(at) = self.held.iter().position(|e| about(e) == Some(key)) {
             return self.held.remove(at).expect("found there");

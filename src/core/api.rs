@@ -16,7 +16,7 @@ use crate::base::{
 };
 use crate::model::Outcome;
 use crate::model::policy::Policies;
-use crate::model::report::{ContactReport, NodeCapacity, QueueReport, View};
+use crate::model::report::{ContactReport, Item, NodeCapacity, NodesOut, QueueReport, View};
 use crate::model::spec::JobSpec;
 use crate::model::staging::Staging;
 use crate::model::trace::SpanNote;
@@ -418,6 +418,13 @@ pub enum BackendEvent {
         /// What is known; replaces what was said before.
         staging: Box<Staging>,
     },
+    /// Before `Ended`: what the outcome alone does not say of how it ends, in a few words.
+    Note {
+        /// Which.
+        key: AttemptKey,
+        /// `killed for memory`.
+        text: String,
+    },
     /// It has ended: no process of it is left.
     Ended {
         /// Which.
@@ -431,12 +438,23 @@ pub enum BackendEvent {
     },
     /// The cluster's own scheduler says what it has. Only of backends whose nodes are not this peer's alone.
     Cluster(Box<ClusterState>),
+    /// What the nodes of such a cluster have beside their capacity, where that changed. For the report alone.
+    Nodes(Box<NodesNews>),
     /// After a restart: the attempts that the backend still has, running or with a kept result. What
     /// is not in it and was started before is `Unknown` until the backend says.
     Adopted {
         /// Running ones.
         running: Vec<AttemptKey>,
     },
+}
+
+/// What is told of a cluster's nodes beside their capacity.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct NodesNews {
+    /// Images that every node has.
+    pub images: Vec<Item>,
+    /// Nodes that take nothing.
+    pub out: NodesOut,
 }
 
 /// What a scheduler below says of its cluster. It is the truth; the core's books follow it.

@@ -45,11 +45,16 @@ enum Phase {
     Closed,
 }
 
+/// Characters of what a backend says of an end.
+const NOTE_MAX: usize = 300;
+
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Closed {
     outcome: Outcome,
     started_at: Option<WallTime>,
     at: WallTime,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    note: Option<String>,
 }
 
 /// An attempt's durable row.
@@ -112,6 +117,8 @@ struct Attempt {
     telling: WallTime,
     /// How far what it needs has come.
     staging: Option<Staging>,
+    /// What its backend says of its end.
+    note: Option<String>,
 }
 
 #[derive(Debug, Clone)]
@@ -242,6 +249,7 @@ impl Executor {
                 handed: None,
                 telling: WallTime(0),
                 staging: None,
+                note: None,
             };
             exec.attempts.insert(key, attempt);
         }
@@ -533,6 +541,7 @@ impl Peer {
             handed: None,
             telling: self.now.wall,
             staging: None,
+            note: None,
         };
         self.exec.attempts.insert(key, attempt);
         self.exec.report_dirty = true;
@@ -619,6 +628,8 @@ impl Peer {
     pub(super) fn on_backend(&mut self, event: BackendEvent) {
         match event {
             BackendEvent::Cluster(state) => self.cluster_changed(*state),
+            // It is in the report, which is not made here.
+            BackendEvent::Nodes(_) => {}
             BackendEvent::Adopted { running } => {
                 for key in &running {
                     match self.exec.attempts.get_mut(key) {
@@ -659,6 +670,11 @@ impl Peer {
                 self.event_with("attempt.started", Some(key.job), format!("epoch {} runs", key.epoch), spans);
                 self.attempt_again(key);
             }
+            BackendEvent::Note { key, text } => {
+                if let Some(attempt) = self.exec.attempts.get_mut(&key) {
+                    attempt.note = Some(text.chars().take(NOTE_MAX).collect());
+                }
+            }
             BackendEvent::Ended { key, outcome, started_at, at } => {
                 if self.exec.attempts.get(&key).is_some_and(|a| a.phase != Phase::Closed) {
                     self.ended(key, outcome, started_at, at);
@@ -682,9 +698,11 @@ impl Peer {
             (_, other) => other,
         };
         let by_itself = matches!(outcome, Outcome::Exited(_) | Outcome::Signaled(_));
-        let text = format!("epoch {} ended: {outcome:?}", key.epoch);
+        let note = attempt.note.clone();
+        let words = note.as_ref().map_or_else(String::new, |note| format!(" ({note})"));
+        let text = format!("epoch {} ended: {outcome:?}{words}", key.epoch);
         let started_at = started_at.or(attempt.started_at);
-        attempt.row.closed = Some(Closed { outcome, started_at, at });
+        attempt.row.closed = Some(Closed { outcome, started_at, at, note });
         self.exec.sched.end(&key, self.now.mono);
         if let Some(began) = started_at.filter(|_| by_itself) {
             self.exec.sched.ran(Span::millis(at.0.saturating_sub(began.0)));
@@ -731,6 +749,7 @@ impl Peer {
             started_at: closed.started_at,
             ended_at: Some(closed.at),
             outcome: Some(closed.outcome.clone()),
+            note: closed.note.clone(),
         };
         let whole = SpanNote::of_attempt(&summary);
         let run = closed.started_at.map(|at| SpanNote {
@@ -757,6 +776,7 @@ impl Peer {
                     outcome: closed.outcome.clone(),
                     started_at: closed.started_at,
                     at: closed.at,
+                    note: closed.note.clone(),
                 };
                 self.propose(origin, Task::Job(change), Purpose::Close(key), PATIENCE);
             }

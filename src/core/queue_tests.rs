@@ -143,6 +143,7 @@ impl Mesh {
                     nodes: site.nodes.clone(),
                     container_runtime: None,
                     terms: Default::default(),
+                    nodes_out: Default::default(),
                 }),
                 queue: site.told.0.clone(),
                 contact: site.told.1.clone(),

@@ -263,6 +263,7 @@ impl JobRecord {
                     started_at: None,
                     ended_at: None,
                     outcome: None,
+                    note: None,
                 });
             }
             GroupsChange::Seen { epoch, started, ended, at } => {
@@ -295,6 +296,7 @@ impl JobRecord {
                     started_at: None,
                     ended_at: None,
                     outcome: None,
+                    note: None,
                 });
                 self.placement = Some(placement.clone());
             }
@@ -317,6 +319,7 @@ impl JobRecord {
                             started_at: None,
                             ended_at: Some(*at),
                             outcome: Some(Outcome::Stopped(why.clone())),
+                            note: None,
                         });
                     }
                 }

@@ -148,8 +148,13 @@ fn a_groups_record_begins_halts_and_ends_on_the_jobs_word_alone() {
     };
     let halt =
         |epoch| Change::Groups(GroupsChange::Halt { epoch: Epoch(epoch), why: "w".into(), at: WallTime(4) });
-    let close =
-        |epoch, outcome| Change::Close { epoch: Epoch(epoch), outcome, started_at: None, at: WallTime(3) };
+    let close = |epoch, outcome| Change::Close {
+        epoch: Epoch(epoch),
+        outcome,
+        started_at: None,
+        at: WallTime(3),
+        note: None,
+    };
     let intent = CancelIntent { by: "me".into(), at: WallTime(8) };
     assert!(matches!(group.apply(&Change::Cancel { intent }), Err(Refused::Held(_))));
     assert!(matches!(
@@ -201,7 +206,8 @@ impl Walk {
 
     fn close(&mut self, k: usize, outcome: Outcome) {
         let Some(epoch) = self.runs[k].take() else { return };
-        let close = Change::Close { epoch: Epoch(epoch), outcome, started_at: None, at: WallTime(3) };
+        let close =
+            Change::Close { epoch: Epoch(epoch), outcome, started_at: None, at: WallTime(3), note: None };
         if let Ok(next) = self.kids[k].apply(&close) {
             self.kids[k] = next;
         }

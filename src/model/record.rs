@@ -150,6 +150,9 @@ pub struct Placement {
     pub at: WallTime,
 }
 
+/// Characters of what a cluster says of an end.
+const NOTE_MAX: usize = 300;
+
 /// How an attempt ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind", content = "value")]
@@ -210,6 +213,9 @@ pub struct AttemptSummary {
     pub ended_at: Option<WallTime>,
     /// How; none while it runs.
     pub outcome: Option<Outcome>,
+    /// What its cluster says of that beside the outcome. Versions of before drop it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
 }
 
 /// A published checkpoint.
@@ -408,6 +414,8 @@ pub enum Change {
         started_at: Option<WallTime>,
         /// When it ended.
         at: WallTime,
+        /// What its cluster says of that beside the outcome.
+        note: Option<String>,
     },
     /// A home waited out the grace and took the incarnation over: the attempt has stopped by now.
     Free {
@@ -625,6 +633,7 @@ impl JobRecord {
                     started_at: None,
                     ended_at: None,
                     outcome: None,
+                    note: None,
                 });
                 next.placement = Some(placement.clone());
             }
@@ -636,7 +645,7 @@ impl JobRecord {
                     last.started_at = Some(*at);
                 }
             }
-            Change::Close { epoch, outcome, started_at, at } => {
+            Change::Close { epoch, outcome, started_at, at, note } => {
                 // A group that was given up has ended its job's epoch: what it did since does not count.
                 let counts = self.group_of.is_none() && matches!(outcome, Outcome::Exited(0));
                 if counts && self.lost_is_newest(*epoch) {
@@ -648,6 +657,9 @@ impl JobRecord {
                     self.held(*epoch)?;
                 }
                 next.close(*epoch, outcome.clone(), *started_at, *at);
+                if let Some(note) = note {
+                    next.noted(*epoch, note);
+                }
             }
             Change::Free { epoch, contact, incarnation, at } => {
                 let placement = self.held(*epoch)?;
@@ -799,6 +811,15 @@ impl JobRecord {
             return;
         }
         self.settle(outcome, &cluster, at);
+    }
+
+    /// A few words on how an attempt ended: with it, and in the sentence for people.
+    fn noted(&mut self, epoch: Epoch, note: &str) {
+        let note: String = note.chars().filter(|c| !c.is_control()).take(NOTE_MAX).collect();
+        self.reason = format!("{} ({note})", self.reason);
+        if let Some(last) = self.attempts.as_mut_slice().iter_mut().rfind(|a| a.epoch == epoch) {
+            last.note = Some(note);
+        }
     }
 
     /// What follows from the end of an attempt.

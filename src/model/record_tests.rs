@@ -30,7 +30,7 @@ fn place(epoch: u64) -> Change {
 }
 
 fn close(epoch: u64, outcome: Outcome) -> Change {
-    Change::Close { epoch: Epoch(epoch), outcome, started_at: None, at: WallTime(3) }
+    Change::Close { epoch: Epoch(epoch), outcome, started_at: None, at: WallTime(3), note: None }
 }
 
 fn free(epoch: u64) -> Change {
@@ -94,6 +94,33 @@ fn a_cancel_wins_unless_the_job_had_succeeded() {
     assert_eq!(asked.state, JobState::Placed);
     assert_eq!(after(asked.clone(), &[close(1, Outcome::Exited(0))]).state, JobState::Succeeded);
     assert_eq!(after(asked, &[close(1, Outcome::Signaled(15))]).state, JobState::Cancelled);
+}
+
+#[test]
+fn what_a_cluster_says_of_an_end_stands_in_the_reason_and_with_its_attempt() {
+    let note = Some("killed for memory".to_owned());
+    let end = Change::Close {
+        epoch: Epoch(1),
+        outcome: Outcome::Signaled(9),
+        started_at: None,
+        at: WallTime(3),
+        note: note.clone(),
+    };
+    let done = after(record("run: 'false'"), &[place(1), end.clone()]);
+    assert!(done.reason.starts_with("ended by signal 9 at "), "{}", done.reason);
+    assert!(done.reason.ends_with(" (killed for memory)"), "{}", done.reason);
+    assert_eq!(done.attempts.last().and_then(|a| a.note.clone()), note);
+    // The version before reads it, and drops what it does not know.
+    let mut old = serde_json::to_value(&done).expect("plain");
+    old["attempts"][0].as_object_mut().expect("an object").remove("note");
+    let read: JobRecord = serde_json::from_value(old).expect("is read");
+    assert_eq!(read.attempts.last().and_then(|a| a.note.clone()), None);
+    let retried = after(record("run: 'false'\nretries: 1"), &[place(1), end]);
+    assert!(
+        retried.reason.contains("retry 1 of 1") && retried.reason.contains("memory"),
+        "{}",
+        retried.reason
+    );
 }
 
 #[test]

@@ -50,6 +50,51 @@ pub struct CapacityReport {
     /// What holds of the place. Peers of before say nothing of it.
     #[serde(default)]
     pub terms: Terms,
+    /// Nodes that are there and take nothing: they are in no group.
+    #[serde(default, skip_serializing_if = "NodesOut::is_empty")]
+    pub nodes_out: NodesOut,
+}
+
+/// Nodes that take nothing, with the reason. Bounded, the first by name, and it says how many more there are.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NodesOut {
+    /// The first ones.
+    pub nodes: Vec<NodeOut>,
+    /// How many more there are.
+    pub more: u32,
+}
+
+/// A node that takes nothing.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct NodeOut {
+    /// Its name.
+    pub name: String,
+    /// `cordoned`, `not ready: NodeStatusUnknown`, `taint dedicated`.
+    pub why: String,
+}
+
+impl NodesOut {
+    /// Most nodes that are named.
+    pub const NAMED_MAX: usize = 24;
+    /// Characters of a name, and of a reason.
+    pub const TEXT_MAX: usize = 100;
+
+    /// As many of these as may be told.
+    pub fn of<'a>(nodes: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
+        let plain = |text: &str| text.chars().filter(|c| !c.is_control()).take(Self::TEXT_MAX).collect();
+        let mut nodes: Vec<NodeOut> =
+            nodes.into_iter().map(|(name, why)| NodeOut { name: plain(name), why: plain(why) }).collect();
+        nodes.sort_by(|a, b| a.name.cmp(&b.name));
+        let more = u32::try_from(nodes.len().saturating_sub(Self::NAMED_MAX)).unwrap_or(u32::MAX);
+        nodes.truncate(Self::NAMED_MAX);
+        Self { nodes, more }
+    }
+
+    /// All nodes take something.
+    pub fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
+    }
 }
 
 /// What holds of a cluster's place: under which rules it stands, and what moving data out of it and power cost.
@@ -410,6 +455,11 @@ mod tests {
             (1..=20).map(|i| Item { name: "n".repeat(1_000) + &i.to_string(), size: Bytes(1) }),
         );
         assert_eq!((long.items.len(), long.more), (5, 15));
+        let out = NodesOut::of([("n2", "cordoned"), ("n1", "taint\u{1b} x")]);
+        assert_eq!((out.nodes[0].name.as_str(), out.nodes[0].why.as_str(), out.more), ("n1", "taint x", 0));
+        let many: Vec<String> = (0..100).map(|n| format!("n{n:03}")).collect();
+        let out = NodesOut::of(many.iter().map(|n| (n.as_str(), "cordoned")));
+        assert_eq!((out.nodes.len(), out.more, out.nodes[0].name.as_str()), (24, 76, "n000"));
         let old: Inventory = serde_json::from_str("{}").expect("fields of later versions may be missing");
         assert_eq!(old, Inventory::default());
     }

@@ -18,6 +18,8 @@ pub enum PartKind {
     Data,
     /// An image.
     Image,
+    /// Room, where a scheduler below says when and where it starts.
+    Room,
     /// Of a later version.
     #[serde(other)]
     Other,
@@ -98,6 +100,7 @@ impl Part {
         let (kind, coming) = match self.kind {
             PartKind::Data => ("data", "moving"),
             PartKind::Image => ("image", "pulling"),
+            PartKind::Room => ("room", "coming"),
             PartKind::Other => ("part", "coming"),
         };
         let brought = self.from.is_some();
@@ -105,6 +108,7 @@ impl Part {
             (PartState::Waits, _) => "waits",
             (PartState::Comes, _) => coming,
             (PartState::There, PartKind::Image) if brought => "pulled",
+            (PartState::There, PartKind::Room) => "found",
             (PartState::There, _) if brought => "moved",
             (PartState::There, _) => "there already",
             (PartState::Fails, _) => "not there",
@@ -142,8 +146,11 @@ impl Staging {
 
     /// The program starts: what was on its way has come.
     pub fn over(mut self, at: WallTime) -> Self {
-        for part in self.parts.iter_mut().filter(|p| p.state == PartState::Comes) {
-            (part.state, part.to) = (PartState::There, Some(at));
+        for part in &mut self.parts {
+            let waited = part.kind == PartKind::Room && part.state == PartState::Waits;
+            if part.state == PartState::Comes || waited {
+                (part.state, part.to) = (PartState::There, Some(at));
+            }
         }
         self
     }
@@ -310,6 +317,12 @@ mod tests {
         let all = Staging { parts: vec![comes], at: WallTime(0) }.over(WallTime(6_000));
         assert_eq!(all.moved(), Some(Bytes::mib(12)));
         assert_eq!(all.parts[0].words(WallTime(99_000)), "image x:1: pulled, 12 MiB of 40 MiB, in 5.0s");
+        let mut room = Part { from: Some(WallTime(1_000)), ..Part::needed(PartKind::Room, "in Kubernetes") };
+        room.note = "Unschedulable: 0/3 nodes are available".into();
+        let words = "room in Kubernetes: waits, for 3.0s: Unschedulable: 0/3 nodes are available";
+        assert_eq!(room.words(WallTime(4_000)), words);
+        let found = Part { state: PartState::There, to: Some(WallTime(6_000)), note: String::new(), ..room };
+        assert_eq!(found.words(WallTime(9_000)), "room in Kubernetes: found, in 5.0s");
         let data = Part::needed(PartKind::Data, "corpus").there(Some(Bytes::mib(3)));
         assert_eq!(data.words(WallTime(0)), "data corpus: there already, 3 MiB");
         assert_eq!(data.moved(), None);

@@ -54,6 +54,9 @@ pub struct AttemptDocument {
     pub ended_at_ms: Option<u64>,
     /// How it ended; none while it runs.
     pub outcome: Option<Outcome>,
+    /// What its cluster says of that beside the outcome: `killed for memory`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
 }
 
 /// A published checkpoint.
@@ -300,6 +303,7 @@ impl From<&crate::model::AttemptSummary> for AttemptDocument {
             started_at_ms: a.started_at.map(|at| at.0),
             ended_at_ms: a.ended_at.map(|at| at.0),
             outcome: a.outcome.clone(),
+            note: a.note.clone(),
         }
     }
 }
@@ -512,6 +516,9 @@ pub struct WhyDocument {
     pub refused: Option<String>,
     /// One row per cluster, best first.
     pub clusters: Vec<CandidateDocument>,
+    /// What its attempt waits for where it was placed, before its program starts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub staging: Option<Staging>,
 }
 
 impl From<WhyReport> for WhyDocument {
@@ -525,6 +532,7 @@ impl From<WhyReport> for WhyDocument {
             groups: r.groups.map(GroupsDocument::from),
             refused: r.refused,
             clusters: r.clusters.into_iter().map(CandidateDocument::from).collect(),
+            staging: None,
         }
     }
 }

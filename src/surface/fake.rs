@@ -103,7 +103,7 @@ impl Fake {
     pub fn close(&self, id: JobId, code: i32) {
         let epoch = self.state.lock().expect("state").records[&id].epoch;
         let outcome = crate::model::Outcome::Exited(code);
-        self.change(id, Change::Close { epoch, outcome, started_at: None, at: WallTime(3_000) });
+        self.change(id, Change::Close { epoch, outcome, started_at: None, at: WallTime(3_000), note: None });
     }
 
     fn why(&self) -> ClientResponse {
@@ -158,6 +158,7 @@ impl Fake {
             nodes: vec![node],
             container_runtime: None,
             terms: Default::default(),
+            nodes_out: Default::default(),
         };
         let gpus = |n| BTreeMap::from([("A100-80G".to_owned(), n)]);
         let queue =

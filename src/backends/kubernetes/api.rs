@@ -60,6 +60,17 @@ pub enum ApiError {
     Unknown(String),
 }
 
+impl ApiError {
+    /// There is no such path: of one that the server does not know at all it says so in plain text.
+    pub fn is_404(&self) -> bool {
+        match self {
+            Self::Absent | Self::Refused(404, _) => true,
+            Self::Unknown(why) => why.starts_with("status 404"),
+            _ => false,
+        }
+    }
+}
+
 /// Where the API server is and who asks.
 #[derive(Debug, Clone, Default)]
 pub struct Access {
@@ -69,6 +80,8 @@ pub struct Access {
     pub context: Option<String>,
     /// Where jobs run; none means the context's or the pod's own.
     pub namespace: Option<String>,
+    /// Objects of one page of a list; none means 500.
+    pub page: Option<u32>,
 }
 
 /// One API server.
@@ -79,6 +92,7 @@ pub struct Api {
     /// For people.
     pub url: String,
     at_once: Semaphore,
+    page: u32,
     pace: Mutex<Pace>,
 }
 
@@ -179,7 +193,9 @@ impl Api {
         let client = kube::Client::try_from(config)?;
         let now = clock::now();
         let pace = Pace { left: CALLS_BURST * 1_000_000, at: now, silent_until: now };
-        Ok(Self { client, namespace, url, at_once: Semaphore::new(CALLS_AT_ONCE), pace: Mutex::new(pace) })
+        let page = access.page.unwrap_or(PAGE).max(1);
+        let at_once = Semaphore::new(CALLS_AT_ONCE);
+        Ok(Self { client, namespace, url, at_once, page, pace: Mutex::new(pace) })
     }
 
     /// The folder of a kind in this namespace: `apis/batch/v1`, `jobs`.
@@ -223,7 +239,7 @@ impl Api {
     }
 
     /// One call. `name` is whose absence a 404 may prove.
-    async fn call(
+    pub(super) async fn call(
         &self,
         method: Method,
         path: &str,
@@ -325,17 +341,6 @@ impl Api {
         self.call(Method::DELETE, &path, Some(name), "application/json", Some(&body)).await.map(|_| ())
     }
 
-    /// Whether the server has an API group: discovery, which every account may ask.
-    pub async fn has_group(&self, group: &str) -> Result<bool, ApiError> {
-        match self.call(Method::GET, &format!("/apis/{group}"), None, "", None).await {
-            Ok(_) => Ok(true),
-            Err(ApiError::Refused(404, _) | ApiError::Absent) => Ok(false),
-            // Of an unknown group the answer is a plain text, "404 page not found".
-            Err(ApiError::Unknown(why)) if why.starts_with("status 404") => Ok(false),
-            Err(other) => Err(other),
-        }
-    }
-
     /// A cheap question about our jobs: does the server answer?
     pub async fn pulse(&self, folder: &str, selector: &str) -> Result<(), ApiError> {
         let path = format!("{folder}?limit=1&resourceVersion=0&labelSelector={selector}");
@@ -348,7 +353,7 @@ impl Api {
         let mut found = Vec::new();
         let mut next: Option<String> = None;
         for _ in 0..PAGES_MAX {
-            let mut path = format!("{folder}?limit={PAGE}");
+            let mut path = format!("{folder}?limit={}", self.page);
             if !query.is_empty() {
                 path.push('&');
                 path.push_str(query);

@@ -41,7 +41,7 @@ pub(super) struct Back {
 pub(super) enum Step {
     /// Make no pods, and end those that are there.
     Suspend(String),
-    /// The same of a Job that somebody else lets begin.
+    /// The same of a Job that somebody else lets begin, and may suspend and let begin again.
     Delete(String),
     /// Let go of a Job that was deleted, so that its pods are collected.
     LetGo,
@@ -151,7 +151,8 @@ impl Keeper {
                 self.ran_unseen(key);
                 return Step::Wait;
             }
-            let stopped = job.spec.suspend && job.is("Suspended").is_some();
+            // In a queue its suspension is somebody else's to end, at any moment.
+            let stopped = !live.kept.queued && job.spec.suspend && job.is("Suspended").is_some();
             if !(over || stopped || going) {
                 back.proofs = 0;
                 let uid = job.metadata.uid.clone();

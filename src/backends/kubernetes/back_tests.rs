@@ -6,6 +6,7 @@ use serde_json::json;
 
 use super::super::KubernetesConfig;
 use super::super::ends::{Made, Sight};
+use super::super::features::Feature;
 use super::super::feed::Mirror;
 use super::super::keeper::Act;
 use super::super::nodes::Load;
@@ -32,7 +33,11 @@ impl Desk {
         let mut config = KubernetesConfig::new(folder.path().join("k"), peer, "mesh".into());
         config.image = Some("plain".into());
         change(&mut config);
+        let queued = config.queue.is_some();
         let keeper = Arc::new(Keeper::new(config).expect("a book"));
+        if queued {
+            open(&keeper.features).said(Feature::Kueue, Ok(true), clock::now());
+        }
         let mut spec = script("true");
         spec.on_lost_contact.grace = None;
         keeper.command(BackendCommand::Start(Box::new(start(key(1), spec))));
@@ -185,6 +190,24 @@ fn a_job_that_is_over_ran_though_nobody_saw_it() {
         desk.keeper.look(&Sight { jobs: &jobs, pods: &pods, fresh: true });
         assert_eq!(desk.ended(), wanted);
     }
+}
+
+#[test]
+fn a_queued_job_is_not_given_back_while_its_queue_could_let_it_begin() {
+    let desk = Desk::new(true, |c| (c.queue, c.pending_max) = (Some("gpus".into()), Span::ZERO));
+    desk.waited();
+    desk.asks();
+    let quiet = || desk.job(true, &[("Suspended", "")]);
+    for _ in 0..3 {
+        assert_eq!(desk.weigh(quiet(), vec![], true), Step::Delete("u".into()));
+    }
+    assert_eq!(desk.ended(), None);
+    let mut going = quiet().expect("a Job");
+    going.metadata.deletion_timestamp = Some("2026-01-01T00:00:00Z".into());
+    assert_eq!(desk.weigh(Some(going.clone()), vec![], true), Step::Wait);
+    assert_eq!(desk.ended(), None);
+    desk.weigh(Some(going), vec![], true);
+    assert!(matches!(desk.ended(), Some(Outcome::Refused(_))));
 }
 
 #[test]

@@ -8,12 +8,12 @@ use super::names;
 use super::nodes::Load;
 use super::objects::Job;
 use super::pods::{PodView, Trouble};
-use super::waits::{failed_with, overdue, staged, waits};
+use super::waits::{failed_with, overdue, told, waits};
 use crate::backends::hold::open;
 use crate::backends::local::clock;
 use crate::backends::local::files::{Ended, write_json};
 use crate::backends::local::guard::{BY_SCHEDULER, stopped_by};
-use crate::base::{Instant, Span};
+use crate::base::{Bytes, Instant, Span};
 use crate::core::BackendEvent;
 use crate::core::api::{AttemptKey, StopReason};
 use crate::model::Outcome;
@@ -34,6 +34,8 @@ pub(super) const OVER_PATIENCE: Span = Span::secs(5);
 const SILENT: Span = Span::secs(30);
 /// Kubernetes ended it, and is waited for so long to say why.
 const WHY_PATIENCE: Span = Span::secs(30);
+/// Why it was stopped where its queue needed the room.
+const TAKEN_BACK: &str = "preempted: its queue suspended its Job again";
 /// A gang that has found room for a part of its pods only gives it back after so long.
 const GANG_PATIENCE: Span = Span::secs(30);
 
@@ -44,6 +46,8 @@ pub(super) enum Made {
     There(String, bool),
     /// There is one of its name that is not ours.
     Foreign,
+    /// No PodGroup can be made in this folder.
+    NoGroup(String, String),
     /// The server said no.
     Refused(u16, String),
     /// It is not known.
@@ -120,6 +124,10 @@ impl Keeper {
         }
         let mut all = open(&self.live);
         let Some(live) = all.get_mut(&key) else { return };
+        if !there || matches!(pod.trouble, Some(Trouble::Deleted(_))) {
+            // Its guard asked, and is not there any more to be told.
+            live.asked.retain(|_, (uid, _)| *uid != pod.uid);
+        }
         if there {
             live.pods.insert(pod.uid.clone(), pod.clone());
             if !live.kept.guarded {
@@ -139,7 +147,7 @@ impl Keeper {
         let Some(begun) = &mut live.begun else {
             let pulled_since = live.pulling_since;
             let verdict = waits(live, &pod, there);
-            let staging = staged(live, pulled_since);
+            let staging = told(live, pulled_since);
             if !there {
                 live.pods.remove(&pod.uid);
             }
@@ -161,7 +169,15 @@ impl Keeper {
         if !there {
             live.pods.remove(&pod.uid);
         }
+        if mine && pod.trouble == Some(Trouble::OutOfMemory) {
+            let limit = match live.kept.memory {
+                Bytes(0) => String::new(),
+                memory => format!("; it may take {memory}"),
+            };
+            live.note = Some(format!("killed for memory: OOMKilled{limit}"));
+        }
         let said = live.said.get(&pod.index).map(|(ended, _)| ended.clone());
+        let suspended = live.kept.queued && live.job.as_ref().is_some_and(|j| j.spec.suspend);
         let deleted =
             live.job.as_ref().is_some_and(|j| j.metadata.deletion_timestamp.is_some()) && !live.deleted;
         drop(all);
@@ -175,7 +191,13 @@ impl Keeper {
             self.read_output(key, &pod, pod.ended.is_some());
         }
         let none = Ended { outcome: Outcome::Exited(0), started_at: None, at, output_lost: 0 };
-        let by_pod = pod.outcome(guarded).map(|outcome| Ended { outcome, ..none });
+        let taken_back = suspended && matches!(pod.trouble, Some(Trouble::Deleted(_)));
+        let by_pod = pod.outcome(guarded).map(|outcome| match outcome {
+            Outcome::Stopped(_) if taken_back => {
+                Ended { outcome: Outcome::Stopped(TAKEN_BACK.into()), ..none }
+            }
+            outcome => Ended { outcome, ..none },
+        });
         let Some(word) = pod.last_word().filter(|_| guarded).or(by_pod).or(said.filter(|_| !there)) else {
             return;
         };
@@ -184,6 +206,8 @@ impl Keeper {
             word.outcome.clone()
         } else if deleted {
             Outcome::Cancelled
+        } else if taken_back {
+            Outcome::Stopped(TAKEN_BACK.into())
         } else {
             pod.trouble.as_ref().map_or(word.outcome.clone(), |why| match why {
                 Trouble::Deadline => Outcome::TimedOut,
@@ -193,9 +217,11 @@ impl Keeper {
         self.part_ended(key, pod.index, Ended { outcome, ..word });
     }
 
-    /// A guard's word is final, unless Kubernetes made it end: then Kubernetes says why.
+    /// A guard's word is final, unless Kubernetes made it end, or may have: then Kubernetes says why.
     pub(super) fn guard_ended(&self, key: AttemptKey, index: u32, ended: Ended) {
-        if ended.outcome == Outcome::Stopped(BY_SCHEDULER.into()) {
+        // Of a SIGKILL that nobody here asked for Kubernetes may know that it was for memory.
+        let to_learn = [Outcome::Stopped(BY_SCHEDULER.into()), Outcome::Signaled(9)];
+        if to_learn.contains(&ended.outcome) {
             if let Some(live) = open(&self.live).get_mut(&key) {
                 live.said.insert(index, (ended, clock::now()));
             }
@@ -288,6 +314,10 @@ impl Keeper {
             Made::Foreign => {
                 let why = format!("a Job {} is there that is not this peer's", names::native_name(key));
                 self.give_up(key, Outcome::NotStarted(why));
+            }
+            Made::NoGroup(folder, why) => {
+                self.group_refused(&folder, &why);
+                self.give_up(key, Outcome::Refused(format!("its PodGroup cannot be made: {why}")));
             }
             // A quota or a rule of the cluster says nothing about the job; elsewhere it may run.
             Made::Refused(403, why) => self.give_up(key, Outcome::Refused(why)),
@@ -421,6 +451,10 @@ impl Keeper {
             drop(all);
             return self.look_at_begun(key, sight, now);
         }
+        let pulled_since = live.pulling_since;
+        if let Some(staging) = told(live, pulled_since) {
+            self.out.say(BackendEvent::Staging { key, staging: Box::new(staging) });
+        }
         if live.busy {
             return;
         }
@@ -434,7 +468,10 @@ impl Keeper {
         }
         let age = now.since(live.since);
         let stopped = live.hold.stop.map(|(stop, _)| stopped_by(stop.reason));
-        let late = || overdue(live, &self.config.limits(), now).filter(|_| sight.fresh || !unseen);
+        let late = || {
+            let late = overdue(live, &self.config.limits(), now).or_else(|| self.orphaned(live));
+            late.filter(|_| sight.fresh || !unseen)
+        };
         if let Some(outcome) = stopped.or_else(late) {
             drop(all);
             return self.give_up(key, outcome);

@@ -17,11 +17,13 @@ use data_encoding::HEXLOWER;
 use serde::{Deserialize, Serialize};
 
 use super::back::Back;
+use super::features::Features;
 use super::make::{self, Kept};
 use super::nodes::{Load, NodeMap};
 use super::objects::Job;
 use super::pods::PodView;
-use super::{Gangs, KubernetesConfig, follow, names};
+use super::waits::unknown_features;
+use super::{KubernetesConfig, follow, names};
 use crate::backends::hold::{Hold, Outbox, Renewals, open};
 use crate::backends::line::Hears;
 use crate::backends::local::files::{AttemptDir, Binding, Ended, Stop, optional, read_json, write_json};
@@ -36,6 +38,8 @@ use crate::model::staging::Part;
 
 /// A pod of a gang that has not asked for so long is not there.
 const ASKED_WITHIN: Span = Span::secs(10);
+/// File of what is said of an end beside its outcome.
+const NOTE: &str = "note.json";
 /// The end waits so long for the rest of the output.
 const OUTPUT_PATIENCE: Span = Span::secs(10);
 
@@ -88,8 +92,12 @@ pub(super) struct Live {
     pub event: Option<(String, Instant)>,
     /// Since when its image is being pulled.
     pub pulling_since: Option<Instant>,
-    /// The pull as it was told.
+    /// The pull as it was told,
     pub image: Option<Part>,
+    /// and the wait for room.
+    pub room: Option<Part>,
+    /// What is to be said of its end beside the outcome.
+    pub note: Option<String>,
     pub pending_since: Option<Instant>,
     /// What it waits for.
     pub doing: String,
@@ -112,6 +120,8 @@ pub(super) enum Act {
     Look(AttemptKey),
     /// Is there a pod that may run of what is to be given back?
     GiveBack(AttemptKey),
+    /// It has ended, and its queue must not let it begin again: delete its Job.
+    Withdraw(AttemptKey),
     /// End the pods of what does not stop: of the Job with this identity, where one was seen.
     End(AttemptKey, Option<String>),
     /// The result is kept: delete what is there.
@@ -133,7 +143,8 @@ pub struct Keeper {
     /// Output being read, by attempt and pod.
     reading: Mutex<BTreeMap<(AttemptKey, String), bool>>,
     map: Mutex<NodeMap>,
-    gangs: Mutex<Gangs>,
+    /// What the cluster has for gangs and queues.
+    pub(super) features: Mutex<Features>,
     line: Mutex<Option<LineFile>>,
     seen: Mutex<VecDeque<Seen>>,
 }
@@ -163,7 +174,7 @@ impl Keeper {
             closing: Mutex::default(),
             reading: Mutex::default(),
             map: Mutex::default(),
-            gangs: Mutex::default(),
+            features: Mutex::default(),
             line: Mutex::default(),
             seen: Mutex::default(),
         })
@@ -190,9 +201,6 @@ impl Keeper {
     }
     pub(super) fn map(&self) -> NodeMap {
         open(&self.map).clone()
-    }
-    pub(super) fn set_gangs(&self, gangs: Gangs) {
-        *open(&self.gangs) = gangs;
     }
     pub(super) fn set_line(&self, line: LineFile) {
         *open(&self.line) = Some(line);
@@ -356,7 +364,7 @@ impl Keeper {
         self.out.wake(key);
     }
 
-    fn start(&self, start: &StartCommand) {
+    pub(super) fn start(&self, start: &StartCommand) {
         let key = start.key;
         let dir = self.dir(key);
         match dir.ended() {
@@ -379,8 +387,13 @@ impl Keeper {
             // Known to the disk and not to us: it will be looked at when it is adopted.
             return tracing::warn!(%key, trace = self.dir(key).trace(), "an attempt's folder is there that was not adopted");
         }
+        let Some(gangs) = self.gangs_for(start) else {
+            let staging = Box::new(unknown_features());
+            self.out.say(BackendEvent::Staging { key, staging });
+            return tracing::info!(%key, trace = dir.trace(), "an attempt waits until it is known what the cluster has for gangs and queues");
+        };
         self.renewals.first(start.binding, start.renewed_at);
-        let (gangs, line) = (*open(&self.gangs), open(&self.line).clone());
+        let line = open(&self.line).clone();
         match make::prepare(start, &self.config, &self.map(), gangs, line.as_ref(), &dir) {
             Ok(Some(kept)) => {
                 let mut live = Live::new(kept, Binding::to(start.binding));
@@ -411,11 +424,15 @@ impl Keeper {
 
     pub(super) fn say_ended(&self, key: AttemptKey, ended: Ended) {
         open(&self.closing).remove(&key);
+        if let Ok(Some(text)) = optional(read_json::<String>(&self.dir(key).file(NOTE))) {
+            self.out.say(BackendEvent::Note { key, text });
+        }
         let Ended { outcome, started_at, at, .. } = ended;
         self.out.say(BackendEvent::Ended { key, outcome, started_at, at });
     }
 
     fn stop(&self, key: AttemptKey, stop: Stop) {
+        self.unpark(key);
         let dir = self.dir(key);
         match dir.ended() {
             Ok(Some(ended)) => return self.say_ended(key, ended),
@@ -494,11 +511,20 @@ impl Keeper {
 
     /// Writes the end, and says it as soon as the output is read.
     pub(super) fn write_end(&self, key: AttemptKey, ended: Ended) {
+        let note = open(&self.live).get(&key).and_then(|l| l.note.clone());
+        if let Some(note) = note
+            && let Err(error) = write_json(&self.dir(key).file(NOTE), &note)
+        {
+            tracing::warn!(%key, trace = self.dir(key).trace(), %error, "why an attempt ended could not be written");
+        }
         if let Err(error) = self.dir(key).write_ended(&ended) {
             // Tried again at the next look.
             return tracing::error!(%key, trace = self.dir(key).trace(), %error, "how an attempt ended could not be written");
         }
         let Some(live) = open(&self.live).remove(&key) else { return };
+        if live.kept.queued && ended.outcome != Outcome::Exited(0) {
+            self.out.act(Act::Withdraw(key));
+        }
         let pods: Vec<PodView> = live.pods.into_values().filter(|p| p.running || p.ended.is_some()).collect();
         let running = |uid: &String| live.begun.as_ref().is_none_or(|b| b.pods.values().any(|u| u == uid));
         let mut waits = false;
@@ -580,6 +606,10 @@ impl Keeper {
                 if !dir.token_taken() && dir.file("kubernetes.json").exists() {
                     // It never began: nothing of it is needed.
                     self.out.act(Act::Remove(key));
+                }
+                let kept = optional(read_json::<Kept>(&dir.file("kubernetes.json")))?;
+                if kept.is_some_and(|k| k.queued) && ended.outcome != Outcome::Exited(0) {
+                    self.out.act(Act::Withdraw(key));
                 }
                 over.push((key, ended));
             } else {
@@ -680,6 +710,8 @@ impl Live {
             event: None,
             pulling_since: None,
             image: None,
+            room: None,
+            note: None,
             pending_since: None,
             doing: String::new(),
             deleted: false,
@@ -705,6 +737,7 @@ mod tests {
         let sources = [
             include_str!("back.rs"),
             include_str!("ends.rs"),
+            include_str!("features.rs"),
             include_str!("follow.rs"),
             include_str!("keeper.rs"),
             include_str!("remove.rs"),

@@ -24,6 +24,12 @@ use crate::model::spec::Run;
 use crate::model::staging::Staging;
 use crate::model::{JobSpec, gpu};
 
+/// API group of Kueue.
+pub(super) const KUEUE: &str = "kueue.x-k8s.io";
+/// API group and version of Volcano's PodGroups,
+pub(super) const VOLCANO: (&str, &str) = ("scheduling.volcano.sh", "v1beta1");
+/// and of the coscheduling plugin's.
+pub(super) const COSCHEDULING: (&str, &str) = ("scheduling.x-k8s.io", "v1alpha1");
 /// Folder of the guard in a pod.
 const FOLDER: &str = "/starling";
 /// Folder of the Secret.
@@ -290,7 +296,7 @@ impl Whole<'_> {
         let mut labels = self.labels();
         let template = json!({ "metadata": self.pod_meta(&labels), "spec": self.pod(argv) });
         if let Some(queue) = self.queue() {
-            labels.insert("kueue.x-k8s.io/queue-name".into(), queue.clone());
+            labels.insert(format!("{KUEUE}/queue-name"), queue.clone());
         }
         let mut job = json!({
             "parallelism": spec.nodes, "completions": spec.nodes,
@@ -330,16 +336,14 @@ impl Whole<'_> {
     }
 
     fn group(&self) -> Option<(String, Value)> {
-        let (folder, version) = match self.gang()? {
-            "volcano" => ("apis/scheduling.volcano.sh/v1beta1", "scheduling.volcano.sh/v1beta1"),
-            _ => ("apis/scheduling.x-k8s.io/v1alpha1", "scheduling.x-k8s.io/v1alpha1"),
-        };
+        let (group, version) = if self.gang()? == "volcano" { VOLCANO } else { COSCHEDULING };
+        let version = format!("{group}/{version}");
         let made = json!({
             "apiVersion": version, "kind": "PodGroup",
             "metadata": { "name": names::native_name(self.command.key), "labels": self.labels() },
             "spec": { "minMember": self.spec().nodes },
         });
-        Some((folder.to_owned(), made))
+        Some((format!("apis/{version}"), made))
     }
 
     fn pod(&self, argv: Option<&[String]>) -> Value {

@@ -10,6 +10,7 @@
 pub mod api;
 mod back;
 mod ends;
+mod features;
 pub mod feed;
 mod follow;
 mod keeper;
@@ -187,26 +188,6 @@ impl KubernetesBackend {
             .get_or_try_init(|| async { anyhow::Ok(Arc::new(Api::new(&self.keeper.config.access).await?)) });
         Ok(made.await?.clone())
     }
-
-    async fn groups(&self, api: &Api, notes: &mut Vec<String>) -> Gangs {
-        let config = &self.keeper.config;
-        let mut has = async |group: &str, wanted: bool| {
-            let found = wanted && api.has_group(group).await.unwrap_or(false);
-            if found {
-                notes.push(format!("{group} is here and used"));
-            }
-            found
-        };
-        let gangs = Gangs {
-            kueue: has("kueue.x-k8s.io", config.queue.is_some()).await,
-            volcano: has("scheduling.volcano.sh", config.pod_groups).await,
-            coscheduling: has("scheduling.x-k8s.io", config.pod_groups).await,
-        };
-        if config.queue.is_some() && !gangs.kueue {
-            notes.push("kubernetes.queue is set and Kueue is not here: jobs are made without a queue".into());
-        }
-        gangs
-    }
 }
 
 impl Drop for KubernetesBackend {
@@ -241,8 +222,7 @@ impl Backend for KubernetesBackend {
         if config.image.is_none() {
             notes.push("jobs without an image are not started here (kubernetes.image is not set)".into());
         }
-        let gangs = self.groups(&api, &mut notes).await;
-        self.keeper.set_gangs(gangs);
+        notes.extend(features::ask(&self.keeper, &api).await);
         let mut images = Vec::new();
         let nodes = match api.list::<Node>("/api/v1/nodes", "").await {
             Ok((nodes, _)) if !nodes.is_empty() => {

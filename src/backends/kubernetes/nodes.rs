@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::objects::{Container, Node, Pod, milli, units};
 use crate::base::{Bytes, MilliCpu};
 use crate::core::api::{AttemptKey, ClusterState, Held};
-use crate::model::report::Item;
+use crate::model::report::{Item, NodesOut};
 use crate::model::{NodeCapacity, gpu};
 
 /// Resources that are GPUs, by the end of their names; and the model, where the name itself is one.
@@ -375,6 +375,11 @@ impl NodeMap {
             }
         }
         left == 0 || (one == Free::default() && !free.is_empty())
+    }
+
+    /// What is told of nodes that may not be used.
+    pub fn out(&self) -> NodesOut {
+        NodesOut::of(self.left_out.iter().map(|(name, why)| (name.as_str(), why.as_str())))
     }
 
     fn none_up(&self) -> String {

@@ -30,6 +30,27 @@ impl Watch {
         self.api.patch(&self.jobs_folder(), &names::native_name(key), &patch).await
     }
 
+    /// Deletes the Job of what has ended. Our finalizer keeps it until the result is kept; its pods stay as long.
+    pub(super) async fn withdraw(&self, key: AttemptKey) {
+        while let Err(error) = self.withdraw_once(key).await {
+            tracing::info!(%key, trace = self.keeper.dir(key).trace(), %error, "a queued attempt's Job could not be deleted");
+            if error == ApiError::Absent || self.pause(REMOVE_AGAIN).await {
+                return;
+            }
+        }
+    }
+
+    async fn withdraw_once(&self, key: AttemptKey) -> Result<(), ApiError> {
+        let (jobs, name) = (self.jobs_folder(), names::native_name(key));
+        let Some(kept) = self.keeper.kept(key) else { return Ok(()) };
+        let job: Job = self.api.get(&jobs, &name).await?;
+        let ours = self.keeper.labels(key, &kept.mark);
+        if ours.iter().any(|(k, v)| job.metadata.labels.get(k) != Some(v)) {
+            return Ok(());
+        }
+        self.api.delete(&jobs, &name, &job.metadata.uid).await
+    }
+
     /// Until Kubernetes has nothing of it, or the peer stops; the next run goes on with it.
     pub(super) async fn remove(&self, key: AttemptKey) {
         let held = |set: &Mutex<BTreeSet<AttemptKey>>, add: bool| {

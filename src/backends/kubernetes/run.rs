@@ -20,7 +20,7 @@ use super::{make, names};
 use crate::backends::local::clock;
 use crate::base::{Instant, Span};
 use crate::core::BackendEvent;
-use crate::core::api::{AttemptKey, ClusterState};
+use crate::core::api::{AttemptKey, ClusterState, NodesNews};
 
 /// Without an answer for so long, nothing new is taken.
 const UNKNOWN_AFTER: Span = Span::secs(10);
@@ -195,6 +195,7 @@ impl Watch {
                     }
                 }
             }
+            Act::Withdraw(key) => self.withdraw(key).await,
             Act::Remove(key) => self.remove(key).await,
             Act::Follow(key, pod) => self.follow(key, *pod).await,
         }
@@ -247,7 +248,12 @@ impl Watch {
         }
         if let Some((group, made)) = &kept.group {
             let object = make::group(key, made, &meta.uid);
-            already(self.api.create(&self.api.place(group, "podgroups"), &object).await)?;
+            match already(self.api.create(&self.api.place(group, "podgroups"), &object).await) {
+                Err(error) if error.is_404() || matches!(error, ApiError::Refused(403, _)) => {
+                    return Ok(Made::NoGroup(group.clone(), error.to_string()));
+                }
+                done => done?,
+            }
         }
         let release = release && !kept.queued && may_release().await;
         if release {
@@ -286,6 +292,7 @@ impl Watch {
         let interval = self.keeper.config.interval;
         let (mut failures, mut answered) = (0_u32, clock::now());
         let mut said: Option<ClusterState> = None;
+        let mut nodes: Option<NodesNews> = None;
         let (jobs, selector) = (self.jobs_folder(), self.keeper.config.selector());
         loop {
             let pulse = tokio::select! { biased;
@@ -295,9 +302,17 @@ impl Watch {
             let state = match pulse {
                 Ok(()) => {
                     failures = 0;
+                    for news in super::features::ask(&self.keeper, &self.api).await {
+                        tracing::info!("{news}");
+                    }
                     if self.fresh() {
                         answered = clock::now();
-                        Some(self.state())
+                        let (state, news) = self.state();
+                        if nodes.as_ref() != Some(&news) {
+                            nodes = Some(news.clone());
+                            self.keeper.out.say(BackendEvent::Nodes(Box::new(news)));
+                        }
+                        Some(state)
                     } else {
                         self.unknown(&said, answered, self.why_old())
                     }
@@ -312,6 +327,7 @@ impl Watch {
             let fresh = failures == 0 && self.fresh();
             let looked = tokio::task::spawn_blocking(move || {
                 keeper.digest();
+                keeper.start_parked();
                 keeper.look(&Sight { jobs: &jobs, pods: &pods, fresh });
             });
             let _ = looked.await;
@@ -339,10 +355,12 @@ impl Watch {
         first.unwrap_or_else(|| "its watches are not up".into())
     }
 
-    fn state(&self) -> ClusterState {
-        let map = {
+    fn state(&self) -> (ClusterState, NodesNews) {
+        let (map, news) = {
             let nodes = self.nodes.read();
-            NodeMap::new(nodes.values(), &self.keeper.config.rules)
+            let map = NodeMap::new(nodes.values(), &self.keeper.config.rules);
+            let news = NodesNews { images: super::nodes::images(nodes.values(), &map), out: map.out() };
+            (map, news)
         };
         if map != self.keeper.map() {
             let path = self.keeper.config.nodes_file();
@@ -352,7 +370,8 @@ impl Watch {
             self.keeper.set_map(map.clone());
         }
         let pods = self.pods.read();
-        map.state(pods.values().map(|(load, _)| load), |key, mark| self.keeper.is_ours(key, mark))
+        let ours = |key: AttemptKey, mark: &str| self.keeper.is_ours(key, mark);
+        (map.state(pods.values().map(|(load, _)| load), ours), news)
     }
 
     /// What is said while there is no answer: everything as before, and nothing new is taken.

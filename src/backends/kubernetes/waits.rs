@@ -5,7 +5,7 @@ use super::keeper::Live;
 use super::objects::Job;
 use super::pods::{PodView, Trouble};
 use crate::backends::local::clock;
-use crate::base::{Instant, Span};
+use crate::base::{Instant, Span, WallTime};
 use crate::model::Outcome;
 use crate::model::staging::{Part, PartKind, PartState, Staging};
 
@@ -13,6 +13,9 @@ use crate::model::staging::{Part, PartKind, PartState, Staging};
 const WANTED_WITHIN: Span = Span::secs(300);
 /// Pods that cannot be made for so long: given back.
 const EVENT_PATIENCE: Span = Span::secs(30);
+
+/// Whose room it is.
+const ROOM: &str = "in Kubernetes";
 
 /// How long what may take.
 #[derive(Debug, Clone, Copy)]
@@ -91,17 +94,75 @@ pub(super) fn waits(live: &mut Live, pod: &PodView, there: bool) -> Option<Outco
     })
 }
 
-/// What is to be told of its image, where that changed. Kubernetes says no bytes of a pull.
-pub(super) fn staged(live: &mut Live, pulled_since: Option<Instant>) -> Option<Staging> {
+/// What it waits for, where that changed: room and its image. Kubernetes says no bytes of a pull.
+pub(super) fn told(live: &mut Live, pulled_since: Option<Instant>) -> Option<Staging> {
+    let now = clock::wall();
+    let news = [room(live, now), image(live, pulled_since, now)];
+    if !news.contains(&true) {
+        return None;
+    }
+    let parts = live.room.iter().chain(&live.image).cloned().collect();
+    Some(Staging { parts, at: now })
+}
+
+/// Whether it may use what the cluster has for gangs and queues is not known yet.
+pub(super) fn unknown_features() -> Staging {
+    let now = clock::wall();
+    let note = "what the cluster has for gangs and queues is not known yet".into();
+    Staging { parts: vec![Part { from: Some(now), note, ..Part::needed(PartKind::Room, ROOM) }], at: now }
+}
+
+/// Why it has no room yet.
+fn no_room(live: &Live) -> Option<String> {
+    if live.back.is_some() {
+        return Some(live.doing.clone()).filter(|d| !d.is_empty());
+    }
+    if let Some((why, _)) = live.event.as_ref().filter(|_| live.pods.is_empty()) {
+        return Some(format!("its pods cannot be made: {why}"));
+    }
+    let suspended = live.job.as_ref().is_some_and(|j| j.spec.suspend);
+    if live.kept.queued && suspended {
+        return Some("its queue says when it begins".into());
+    }
+    if !live.kept.queued && !live.released && live.kept.parts > 1 && live.uid.is_some() {
+        return Some("suspended until the gang fits".into());
+    }
+    let of = |p: &PodView| p.trouble.as_ref().filter(|t| matches!(t, Trouble::Unschedulable(_))).cloned();
+    live.pods.values().find_map(of).map(|t| t.to_string())
+}
+
+fn room(live: &mut Live, now: WallTime) -> bool {
+    let part = match (no_room(live), &live.room) {
+        (None, None) => return false,
+        (Some(note), old) => {
+            // Waiting again, it begins anew.
+            let from =
+                old.as_ref().filter(|p| p.state == PartState::Waits).and_then(|p| p.from).unwrap_or(now);
+            Part { from: Some(from), note, ..Part::needed(PartKind::Room, ROOM) }
+        }
+        (None, Some(old))
+            if old.state == PartState::There || live.pods.values().all(|p| p.node.is_none()) =>
+        {
+            return false;
+        }
+        (None, Some(old)) => {
+            Part { state: PartState::There, to: Some(now), note: String::new(), ..old.clone() }
+        }
+    };
+    let news = live.room.as_ref() != Some(&part);
+    live.room = Some(part);
+    news
+}
+
+fn image(live: &mut Live, pulled_since: Option<Instant>, now: WallTime) -> bool {
     let fails = live.pods.values().find_map(|p| match &p.trouble {
-        Some(Trouble::PullFails(why)) => Some(why.clone()),
+        Some(Trouble::PullFails(why)) => Some(format!("ImagePullBackOff: {why}")),
         _ => None,
     });
     if live.pulling_since.is_none() && pulled_since.is_none() {
-        return None;
+        return false;
     }
     let image = live.kept.job.pointer("/spec/template/spec/containers/0/image").and_then(|v| v.as_str());
-    let now = clock::wall();
     let begun = || Part {
         from: Some(now),
         state: PartState::Comes,
@@ -115,8 +176,8 @@ pub(super) fn staged(live: &mut Live, pulled_since: Option<Instant>) -> Option<S
     };
     part.to = live.pulling_since.is_none().then_some(now);
     let news = live.image.as_ref() != Some(&part);
-    live.image = Some(part.clone());
-    news.then(|| Staging { parts: vec![part], at: now })
+    live.image = Some(part);
+    news
 }
 
 /// The exit code in the words of a Job's pod failure policy.

@@ -23,7 +23,7 @@ fn peer() -> (Peer, AttemptKey, Birth) {
         binding: (ContactId([3; 20]), 1),
         moving_to: None,
         preempted: None,
-        closed: Some(Closed { outcome: Outcome::Exited(0), started_at: Some(at), at }),
+        closed: Some(Closed { outcome: Outcome::Exited(0), started_at: Some(at), at, note: None }),
         trail: None,
     };
     let key = AttemptKey { job: birth.id(), epoch: Epoch(1) };
@@ -115,6 +115,24 @@ fn how_far_it_has_come_is_bounded_shown_while_it_starts_and_in_its_spans() {
     let mut old = serde_json::to_value(&peer.exec.attempts_view(Instant(1))[0]).expect("plain");
     old.as_object_mut().expect("an object").remove("staging");
     assert!(serde_json::from_value::<AttemptView>(old).is_ok());
+}
+
+#[test]
+fn what_a_backend_says_of_an_end_is_kept_with_it_and_bounded() {
+    let (mut peer, key, _) = peer();
+    let attempt = peer.exec.attempts.get_mut(&key).expect("its row");
+    (attempt.phase, attempt.row.closed, attempt.busy) = (Phase::Running, None, true);
+    peer.on_backend(BackendEvent::Note { key, text: "killed for memory ".repeat(100) });
+    let at = WallTime(4_000);
+    peer.on_backend(BackendEvent::Ended { key, outcome: Outcome::Signaled(9), started_at: None, at });
+    let row = &peer.exec.attempts[&key].row;
+    let note = row.closed.as_ref().and_then(|c| c.note.clone()).expect("kept");
+    assert_eq!((note.len(), note.starts_with("killed for memory")), (300, true));
+    // The version before writes none.
+    let mut old = serde_json::to_value(row).expect("plain");
+    old["closed"].as_object_mut().expect("an object").remove("note");
+    let read: Row = serde_json::from_value(old).expect("is read");
+    assert!(read.closed.is_some_and(|c| c.note.is_none()));
 }
 
 #[test]

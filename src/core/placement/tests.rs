@@ -55,6 +55,7 @@ fn cluster(peer: &str, nodes: Vec<NodeCapacity>, free: u32) -> MemberView {
         nodes,
         container_runtime: Some("podman".into()),
         terms: Terms::default(),
+        nodes_out: Default::default(),
     };
     let queue = QueueReport {
         gpus_free,

@@ -195,6 +195,8 @@ fn check_capacity(c: &CapacityReport) -> Result<(), String> {
     }
     c.labels.iter().try_for_each(|(k, v)| plain("label", k).and_then(|()| plain("label", v)))?;
     at_most("price_milli", c.price_milli, 1_000_000_000)?;
+    at_most("nodes out", c.nodes_out.nodes.len() as u64, 64)?;
+    c.nodes_out.nodes.iter().try_for_each(|n| plain("node", &n.name).and_then(|()| plain("why", &n.why)))?;
     let terms = &c.terms;
     at_most("compliance domains", terms.compliance.len() as u64, 64)?;
     terms.compliance.iter().try_for_each(|domain| plain("compliance", domain))?;

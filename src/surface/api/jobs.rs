@@ -195,10 +195,11 @@ pub async fn why(State(api): State<Api>, id: Segment) -> ApiResult<Json<WhyDocum
         let read =
             answer.ok().and_then(Result::ok).and_then(|b| serde_json::from_slice::<WhyDocument>(&b).ok());
         if let Some(document) = read {
-            return Ok(Json(document));
+            return Ok(Json(WhyDocument { staging: staging(&api, &record).await, ..document }));
         }
     }
-    why_here(&api, job).await.map(Json)
+    let document = why_here(&api, job).await?;
+    Ok(Json(WhyDocument { staging: staging(&api, &record).await, ..document }))
 }
 
 /// The first home that looks alive drives the job.

@@ -11,6 +11,7 @@ use super::output::{Table, brief, plain};
 use super::submit::code_of;
 use super::{Asking, CommandResult, Failure, Reply, exit};
 use crate::base::Bytes;
+use crate::model::staging::Staging;
 use crate::model::{JobState, Outcome};
 use crate::surface::api::escape;
 use crate::surface::client::ClientFailure;
@@ -98,7 +99,7 @@ fn job_text(asking: &Asking, job: &JobDocument) -> String {
         ("submitted", age(job.submitted_at_ms)),
         ("homes", homes.join(", ")),
     ];
-    rows.extend(staging_lines(job, now).map(|text| ("staging", text)));
+    rows.extend(staging_lines(job.staging.as_ref(), now).map(|text| ("staging", text)));
     rows.extend(job.array.as_ref().map(|a| {
         let text = format!(
             "{} jobs {}: {} under way, {} succeeded, {} failed, {} cancelled",
@@ -137,8 +138,8 @@ fn job_text(asking: &Asking, job: &JobDocument) -> String {
 }
 
 /// How far what its attempt needs has come, a line a part.
-pub fn staging_lines(job: &JobDocument, now: u64) -> impl Iterator<Item = String> {
-    let parts = job.staging.iter().flat_map(|s| &s.parts);
+pub fn staging_lines(staging: Option<&Staging>, now: u64) -> impl Iterator<Item = String> {
+    let parts = staging.into_iter().flat_map(|s| &s.parts);
     parts.map(move |part| plain(&part.words(crate::base::WallTime(now))))
 }
 
@@ -156,12 +157,13 @@ fn attempt_row(a: &AttemptDocument, now: u64) -> [String; 5] {
     let started = a.started_at_ms.map(|at| format!("{} ago", brief(now.saturating_sub(at))));
     let dash = || "-".to_owned();
     let outcome = a.outcome.as_ref().map_or_else(|| "runs".into(), outcome_text);
+    let note = a.note.as_ref().map_or_else(String::new, |note| format!(" ({})", plain(note)));
     [
         a.epoch.to_string(),
         a.cluster.to_string(),
         started.unwrap_or_else(dash),
         ran.unwrap_or_else(dash),
-        outcome,
+        outcome + &note,
     ]
 }
 
@@ -271,6 +273,9 @@ pub fn why_text(asking: &Asking, why: &WhyDocument) -> String {
     if let Some(owner) = &why.owner {
         text.push_str(&style.dim(&format!("driven by {owner}")));
         text.push('\n');
+    }
+    for line in staging_lines(why.staging.as_ref(), wall_now().0) {
+        text.push_str(&format!("{line}\n"));
     }
     let head = &[
         "CLUSTER", "FITS", "WAIT", "DATA", "IMAGE", "START", "USD", "KWH", "SCORE", "QUEUE", "HEARD", "WHY",

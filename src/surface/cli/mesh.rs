@@ -92,6 +92,17 @@ fn cluster_text(style: Style, c: &ClusterDocument) -> String {
     }
     text.push('\n');
     text.push_str(&table.render());
+    if !c.nodes_out.is_empty() {
+        let mut table = Table::new(style, &["TAKES NOTHING", "WHY"]);
+        for n in &c.nodes_out.nodes {
+            table.row([plain(&n.name), plain(&n.why)]);
+        }
+        text.push('\n');
+        text.push_str(&table.render());
+        if c.nodes_out.more > 0 {
+            text.push_str(&format!("and {} more nodes\n", c.nodes_out.more));
+        }
+    }
     if !c.reservations.is_empty() {
         let mut table = Table::new(style, &["RESERVED", "TENANT", "GPUS", "USED", "IDLE", "FROM", "TO"]);
         for r in &c.reservations {

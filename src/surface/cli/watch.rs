@@ -146,7 +146,7 @@ fn block(style: Style, seen: &Seen, now: u64, size: (usize, usize)) -> String {
         format!("{} {} {state}", job.id.short(), style.bold(&plain(&job.name))),
         sentence(job, seen.why.as_deref(), now),
     ];
-    lines.extend(staging_lines(job, now).take(STAGING).map(|text| format!("  {text}")));
+    lines.extend(staging_lines(job.staging.as_ref(), now).take(STAGING).map(|text| format!("  {text}")));
     if let Some((since, why)) = &seen.trouble {
         let age = brief(now.saturating_sub(*since));
         lines.push(
@@ -182,7 +182,8 @@ fn line(asking: &Asking, seen: &Seen) -> String {
     match &seen.trouble {
         Some((_, why)) => format!("{age:>5}  not known: {}", plain(why)),
         None => {
-            let staging: String = staging_lines(job, wall_now().0).map(|t| format!("; {t}")).collect();
+            let staging: String =
+                staging_lines(job.staging.as_ref(), wall_now().0).map(|t| format!("; {t}")).collect();
             format!("{age:>5}  {word}{cluster}, attempt {}: {}{staging}", job.epoch, plain(&job.reason))
         }
     }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::base::PeerName;
 use crate::model::QueueReport;
-use crate::model::report::{MemberView, NodeCapacity};
+use crate::model::report::{MemberView, NodeCapacity, NodesOut};
 
 /// GPUs of one model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -84,6 +84,9 @@ pub struct ClusterDocument {
     pub age_ms: Option<u64>,
     /// Node groups.
     pub nodes: Vec<NodeCapacity>,
+    /// Nodes that are there and take nothing, with the reason; some of them where there are many.
+    #[serde(default, skip_serializing_if = "NodesOut::is_empty")]
+    pub nodes_out: NodesOut,
 }
 
 impl ClusterDocument {
@@ -123,6 +126,7 @@ impl ClusterDocument {
             version: report.and_then(|r| r.build.as_ref()).map(|b| b.version.clone()),
             age_ms,
             nodes: capacity.map(|c| c.nodes.clone()).unwrap_or_default(),
+            nodes_out: capacity.map(|c| c.nodes_out.clone()).unwrap_or_default(),
         }
     }
 }

@@ -6,11 +6,11 @@
 //! the invariants that every chain of changes keeps.
 
 use super::{Interval, Sequential, Verdict, check};
-use crate::base::{Epoch, WallTime};
+use crate::base::Epoch;
 use crate::model::groups::GroupsChange;
 use crate::model::invariants::{JobMark, job_follows};
 use crate::model::record::{CancelIntent, Change, Checkpoint, Refused};
-use crate::model::{JobRecord, JobState, Outcome};
+use crate::model::{JobRecord, JobState};
 
 /// What a user asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -265,7 +265,9 @@ pub fn one_change(old: &JobRecord, new: &JobRecord) -> bool {
             tries.push(Change::Started { epoch: new.epoch, at });
         }
         if let Some(outcome) = attempt.outcome.clone() {
-            tries.push(close(new.epoch, outcome, attempt.started_at, ended));
+            let (started_at, note) = (attempt.started_at, attempt.note.clone());
+            let at = ended;
+            tries.push(Change::Close { epoch: new.epoch, outcome, started_at, at, note });
         }
         if let Some((_, by)) = new.reason.strip_suffix(')').and_then(|r| r.rsplit_once(" (confirmed by ")) {
             tries.push(Change::ConfirmLost { epoch: new.epoch, by: by.to_owned(), at: ended });
@@ -312,8 +314,4 @@ pub fn one_change(old: &JobRecord, new: &JobRecord) -> bool {
     }
     let installed = old.installed().is_some_and(|first| first == *new);
     installed || tries.iter().any(|change| old.apply(change).as_ref() == Ok(new))
-}
-
-fn close(epoch: Epoch, outcome: Outcome, started_at: Option<WallTime>, at: WallTime) -> Change {
-    Change::Close { epoch, outcome, started_at, at }
 }

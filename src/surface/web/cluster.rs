@@ -238,8 +238,19 @@ fn reservations(c: &ClusterDocument) -> String {
 }
 
 fn hardware(c: &ClusterDocument) -> String {
-    if c.nodes.is_empty() {
+    if c.nodes.is_empty() && c.nodes_out.is_empty() {
         return String::new();
+    }
+    let mut out: String = c.nodes_out.nodes.iter().fold(String::new(), |mut all, n| {
+        let _ = write!(all, "<li>{}: {}</li>", esc(&n.name), esc(&n.why));
+        all
+    });
+    if !out.is_empty() {
+        let more = match c.nodes_out.more {
+            0 => String::new(),
+            n => format!("<p class=soft>and {n} more</p>"),
+        };
+        out = format!("<p>These take nothing:</p><ul class=out>{out}</ul>{more}");
     }
     let mut rows = String::new();
     for n in &c.nodes {
@@ -261,7 +272,7 @@ fn hardware(c: &ClusterDocument) -> String {
         "groups of equal ones",
         &format!(
             "<div class=scroll><table><thead><tr><th scope=col>Group</th><th scope=col class=n>Nodes</th><th scope=col>GPU</th><th scope=col class=n>Each</th>\
-             <th scope=col class=n>GPU memory</th><th scope=col class=n>CPUs</th><th scope=col class=n>Memory</th><th scope=col class=opt>Origin</th></tr></thead><tbody>{rows}</tbody></table></div>"
+             <th scope=col class=n>GPU memory</th><th scope=col class=n>CPUs</th><th scope=col class=n>Memory</th><th scope=col class=opt>Origin</th></tr></thead><tbody>{rows}</tbody></table></div>{out}"
         ),
     )
 }

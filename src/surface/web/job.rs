@@ -145,6 +145,11 @@ fn acts(record: &JobRecord, job: &JobDocument, why: Option<&WhyDocument>) -> Str
 }
 
 fn outcome(attempt: &AttemptDocument) -> (String, &'static str) {
+    let (text, class) = outcome_alone(attempt);
+    (attempt.note.as_ref().map_or(text.clone(), |note| format!("{text} ({note})")), class)
+}
+
+fn outcome_alone(attempt: &AttemptDocument) -> (String, &'static str) {
     match &attempt.outcome {
         None if attempt.started_at_ms.is_some() => ("runs".into(), "run"),
         None => ("starts".into(), "run"),
