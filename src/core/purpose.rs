@@ -21,6 +21,8 @@ pub enum Purpose {
         job: JobId,
         /// When the request came, and when it was proposed.
         begun: (WallTime, WallTime),
+        /// It was there before this request.
+        existed: bool,
     },
     /// A user's read, cancel or publish.
     Client {
@@ -113,7 +115,9 @@ impl Peer {
     pub(super) fn op_done(&mut self, purpose: Purpose, result: OpResult) {
         match purpose {
             Purpose::Nothing => {}
-            Purpose::Submit { token, job, begun } => self.client_submitted(token, job, begun, result),
+            Purpose::Submit { token, job, begun, existed } => {
+                self.client_submitted(token, job, begun, existed, result);
+            }
             Purpose::Client { token, job, request, begun } => {
                 self.client_done(token, job, *request, begun, result);
             }

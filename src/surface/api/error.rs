@@ -203,6 +203,11 @@ fn core_parts(error: &ClientError) -> (StatusCode, &'static str, &'static str) {
             "list tenants with `starling tenant list`; a limit just set may take seconds to be known here",
         ),
         ClientError::NoShare(..) => (S::NOT_FOUND, "no_share", "see `starling tenant show NAME`"),
+        ClientError::KeyUndecided(_) => (
+            S::SERVICE_UNAVAILABLE,
+            "key_undecided",
+            "try again with the same key, at any peer; if you never used it before, another key may do at once",
+        ),
         ClientError::KeyReused(_) => (S::CONFLICT, "key_reused", "use a fresh key for another job"),
     }
 }
