@@ -10,6 +10,7 @@ mod groups;
 mod harness;
 mod honest;
 mod images;
+mod keys;
 mod mesh;
 mod one_peer;
 mod preempt;

@@ -239,6 +239,10 @@ impl Peer {
             OpResult::Rejected(why) if why == super::acceptor::DISK_FULL => {
                 ClientResponse::Error(ClientError::DiskFull)
             }
+            OpResult::Rejected(why) if why == super::acceptor::KEY_TAKEN => {
+                let why = "another peer took a job with it at the same moment".into();
+                ClientResponse::Error(ClientError::KeyUndecided(why))
+            }
             OpResult::Rejected(_) => ClientResponse::Error(ClientError::TooMany(self.cfg.jobs_max)),
             OpResult::Timeout { answered, needed } => {
                 ClientResponse::Error(ClientError::Unknown { answered, needed, job: Some(job) })

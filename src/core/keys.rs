@@ -23,7 +23,7 @@ use crate::model::report::Liveness;
 use crate::model::spec::JobSpec;
 
 /// An idempotency key is kept this long by the time of day (milliseconds), and by the clock that nobody sets;
-const KEPT_MS: u64 = 24 * 3600 * 1000;
+pub(super) const KEPT_MS: u64 = 24 * 3600 * 1000;
 const KEPT_AT_LEAST: Span = Span::secs(3600);
 /// and at most so many.
 const ROWS_MAX: usize = 200_000;
@@ -162,6 +162,20 @@ impl Peer {
         let bytes = serde_json::to_vec(&known).expect("a key row has only plain fields");
         self.write(Write { table: Table::Meta, key: known.row.clone(), value: Some(bytes) });
         self.keys.rows.insert(key_id(tenant, key), known);
+    }
+
+    /// Most homes of this job hold another one of its key, so it is not chosen and never will be: nothing of it stays here.
+    pub(super) fn lost_its_key(&mut self, job: &JobId) {
+        self.count("keys_lost");
+        let rows = self.keys.rows.iter().filter(|(_, row)| row.record.id() == *job);
+        for id in rows.map(|(id, _)| *id).collect::<Vec<_>>() {
+            if let Some(row) = self.keys.rows.remove(&id) {
+                self.write(Write { table: Table::Meta, key: row.row, value: None });
+            }
+        }
+        for write in self.acceptor.forget(job) {
+            self.write(write);
+        }
     }
 
     /// Asks the others for a key that is not known here; the submit goes on when they have answered.

@@ -119,7 +119,7 @@ impl ApiError {
                 (S::SERVICE_UNAVAILABLE, "overloaded", "try again shortly, or at another peer")
             }
             Self::TooSlow(_) => {
-                (S::GATEWAY_TIMEOUT, "timeout", "ask again with the same idempotency key or id; that is safe")
+                (S::GATEWAY_TIMEOUT, "timeout", "ask again with the same idempotency key or id, at any peer; that is safe")
             }
             Self::Core(e) => core_parts(e),
             Self::Call(e) => call_parts(e),
@@ -165,7 +165,7 @@ fn core_parts(error: &ClientError) -> (StatusCode, &'static str, &'static str) {
         ClientError::Unknown { .. } => (
             S::GATEWAY_TIMEOUT,
             "outcome_unknown",
-            "ask again with the same idempotency key or id; that is safe",
+            "ask again with the same idempotency key or id, at any peer; that is safe",
         ),
         ClientError::DiskFull => (
             S::SERVICE_UNAVAILABLE,
@@ -220,7 +220,7 @@ fn call_parts(error: &CallError) -> (StatusCode, &'static str, &'static str) {
             (S::SERVICE_UNAVAILABLE, "unreachable", "see `starling links`; try again, or at another peer")
         }
         CallError::Timeout(..) => {
-            (S::GATEWAY_TIMEOUT, "timeout", "the outcome is unknown; ask again, that is safe")
+            (S::GATEWAY_TIMEOUT, "timeout", "the outcome is unknown; ask again with the same idempotency key or id, at any peer; that is safe")
         }
         CallError::Stopping => (S::SERVICE_UNAVAILABLE, "stopping", "ask another peer (--peer)"),
         CallError::Invalid(_) => (S::CONFLICT, "refused", "see the message"),
