@@ -380,7 +380,9 @@ impl Acceptor {
             RegisterBody::Accept { ballot, value, next, origin } => {
                 let Some(read) = decoded else { return plain(AnswerBody::Unknown) };
                 if self.key_taken(&request.key, &read) {
-                    return plain(AnswerBody::Refused { why: KEY_TAKEN.into() });
+                    let (answer, writes) =
+                        (AnswerBody::Refused { why: KEY_TAKEN.into() }, self.drop_empty(&request.key));
+                    return Handled { answer, writes, accepted: false };
                 }
                 if let Err(refusal) = self.begin(me, from, request, (origin.as_ref(), Some(&read)), room) {
                     return plain(refusal);
@@ -413,6 +415,16 @@ impl Acceptor {
             RecordKey::Job(other.id()) != *register
                 && other.submitted_at.0.abs_diff(record.submitted_at.0) <= super::keys::KEPT_MS
         })
+    }
+
+    /// A register that was only asked about, and whose value is refused: it would stay empty, and be counted, for ever.
+    fn drop_empty(&mut self, register: &RecordKey) -> Vec<Write> {
+        let empty = |slot: &Slot| slot.accepted.is_none() && slot.pointer.is_none();
+        if !self.slots.get(register).is_some_and(empty) {
+            return Vec::new();
+        }
+        self.put(*register, None);
+        vec![Write { table: Table::Acceptors, key: key_bytes(register), value: None }]
     }
 
     fn accept(

@@ -229,7 +229,7 @@ impl Mesh {
         assert_eq!(answer, ClientResponse::Cancelled { state: JobState::Cancelled });
     }
 
-    fn held(&self, peer: &str) -> usize {
+    pub(super) fn held(&self, peer: &str) -> usize {
         self.peers[&name(peer)].acceptor.counts().0
     }
 

@@ -208,6 +208,28 @@ fn what_silent_homes_may_hold_is_refused_and_decided_when_they_are_back() {
 }
 
 #[test]
+fn of_two_jobs_of_one_key_at_the_same_homes_one_is_dropped() {
+    let mut mesh = Mesh::new(THREE, 3);
+    // It is cut off while it makes the job: it holds it alone, and its caller is told that the outcome is unknown.
+    mesh.drop = |_, _, message| matches!(message, Message::Register(_) | Message::Answer(_));
+    mesh.input(&name("a"), Input::Client { token: 900, request: request("k") });
+    mesh.run(Span::secs(12));
+    let told = mesh.replies.remove(&900);
+    assert!(matches!(told, Some(ClientResponse::Error(ClientError::Unknown { .. }))), "{told:?}");
+    mesh.drop = |from, to, _| from == "a" || to == "a";
+    let alone: Vec<JobId> = mesh.peers[&name("a")].acceptor.jobs().map(JobRecord::id).collect();
+    let (job, _) = submit(&mut mesh, "b", "k");
+    assert!(alone.len() == 1 && alone[0] != job);
+    mesh.drop = |_, _, _| false;
+    mesh.run(Span::secs(30));
+    for peer in THREE {
+        let held: Vec<JobId> = mesh.peers[&name(peer)].acceptor.jobs().map(JobRecord::id).collect();
+        assert_eq!((held, mesh.held(peer)), (vec![job], 1), "at {peer}");
+        assert_eq!(submit(&mut mesh, peer, "k"), (job, true), "at {peer}");
+    }
+}
+
+#[test]
 fn peers_of_the_version_before_are_not_asked() {
     let mut mesh = Mesh::new(&["a"], 3);
     mesh.wire.insert(name("b"), SPEAKS_RESERVE);

@@ -39,6 +39,8 @@ pub enum Purpose {
     Place(JobId),
     /// The owner reads a record to refresh its hint.
     OwnerRead,
+    /// A home that does not act reads a record that it may be alone to hold.
+    Unsettled(JobId),
     /// The owner frees a job whose cluster was given up.
     Free(JobId),
     /// An observer reads a contact it has not seen yet.
@@ -123,6 +125,7 @@ impl Peer {
             }
             Purpose::Place(job) => self.owner_placed(job, result),
             Purpose::OwnerRead => self.owner_read(result),
+            Purpose::Unsettled(job) => self.unsettled_read(job, result),
             Purpose::Free(job) => self.owner_freed(job, result),
             Purpose::Observe(contact) => self.observe_result(contact, result),
             Purpose::TakeOver(contact, job, since) => self.took_over(contact, Some(job), since, result),
