@@ -26,7 +26,7 @@ use crate::runtime::members::Members;
 use crate::runtime::mesh::Mesh;
 use crate::runtime::store::Store;
 use crate::runtime::tokens::TokenIssuer;
-use crate::transport::{Identity, Net, NetError, codec};
+use crate::transport::{Identity, Net, NetError, REFUSES, codec};
 
 /// Head of an answer to a proxied request; its length goes before it as four bytes.
 #[derive(Debug, Serialize, Deserialize)]
@@ -231,6 +231,13 @@ impl PeerHandle for Node {
         seen.then(|| self.parts.log.clone())
     }
 
+    fn refusals(&self) -> Vec<(PeerName, String)> {
+        let said = |(peer, why): (PeerName, String)| {
+            let at = why.find(REFUSES)? + REFUSES.len();
+            Some((peer, why[at..].to_owned()))
+        };
+        self.parts.net.troubles().into_iter().filter_map(said).collect()
+    }
     fn metrics(&self) -> String {
         let mut registry = Registry::default();
         self.parts.store.metrics().register(&mut registry);

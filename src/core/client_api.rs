@@ -269,6 +269,9 @@ pub struct WhyReport {
     pub policy: BTreeMap<String, f64>,
     /// Where the job's groups would go, for a job that has groups.
     pub groups: Option<GroupPlan>,
+    /// Why submitting it would be refused, for a spec that was not submitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<String>,
     /// One row per cluster, best first.
     pub clusters: Vec<Candidate>,
 }

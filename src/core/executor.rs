@@ -313,6 +313,11 @@ impl Executor {
         let held = self.attempts.iter().filter(move |(k, a)| **k != key && a.phase != Phase::Closed);
         held.map(|(_, a)| a.row.shares.as_slice())
     }
+    /// Claims of this tenant wait here.
+    pub fn waits_for(&self, tenant: &str) -> bool {
+        self.claims.values().any(|w| w.claim.birth.tenant == tenant)
+    }
+
     pub fn bound_to(&self, contact: &ContactId) -> bool {
         let follows = |row: &Row| {
             row.binding.0 == *contact || row.moving_to.as_ref().is_some_and(|next| next.to.0 == *contact)

@@ -14,6 +14,7 @@ use super::input::{Q, span};
 use super::limits::{Address, Caller, came_from};
 use super::{Api, ApiError, ApiResult, escape, resolve};
 use crate::base::{JobId, Span};
+use crate::core::api::{ClientRequest, ClientResponse};
 use crate::model::report::Liveness;
 use crate::runtime::eventlog::{AuditNote, EventLog, HistoryFilter, QUERY_MAX};
 use crate::surface::documents::{AuditList, AuditVerdict, HistoryEntry, HistoryList, wall_now};
@@ -24,6 +25,8 @@ const SINCE_MAX: Span = Span::secs(10 * 366 * 86_400);
 /// A peer that has not answered by then is named in `unanswered`.
 const PEER_ANSWERS_WITHIN: Duration = Duration::from_secs(4);
 const ASKED_AT_ONCE: usize = 16;
+/// Longest text of how something stood.
+const STANDS_MAX: usize = 1_000;
 
 /// The query of both.
 #[derive(Deserialize, Default, Clone)]
@@ -193,9 +196,10 @@ pub(super) async fn audited(State(api): State<Api>, request: Request, next: Next
     let method = request.method().clone();
     let mut object = object(&route, request.uri());
     // The operator's calls about one job name it in full here, whatever start of its id was given.
-    let job = match route.starts_with("/v1/jobs/{id}/") {
-        true => resolve::resolve(&api, &object).await.ok(),
-        false => None,
+    let job = match route.as_str() {
+        "/v1/reservations/{id}" => resolve::resolve_reservation(&api, &object).await.ok(),
+        route if route.starts_with("/v1/jobs/{id}/") => resolve::resolve(&api, &object).await.ok(),
+        _ => None,
     };
     if let Some(job) = job {
         object = job.to_string();
@@ -229,6 +233,16 @@ fn object(route: &str, uri: &axum::http::Uri) -> String {
     given.or_else(cluster).unwrap_or_default().chars().take(128).collect()
 }
 
+/// A tenant's limits as this peer knows them.
+async fn tenant_stands(api: &Api, tenant: &str) -> String {
+    let Ok(ClientResponse::Tenants(known)) = api.call(ClientRequest::Tenants).await else {
+        return "not known".into();
+    };
+    let card = known.into_iter().map(|r| r.card).find(|card| card.tenant == tenant && !card.removed);
+    let limits = card.map(|card| serde_json::to_string(&card.limits).unwrap_or_default());
+    limits.unwrap_or_else(|| "no limits".into()).chars().take(STANDS_MAX).collect()
+}
+
 /// How the object stands: a job by its record, a member or cluster as this peer knows it.
 async fn stands(api: &Api, route: &str, object: &str, job: Option<JobId>) -> String {
     if let Some(job) = job {
@@ -240,7 +254,10 @@ async fn stands(api: &Api, route: &str, object: &str, job: Option<JobId>) -> Str
             Err(_) => "not known: too few homes answer".into(),
         };
     }
-    if route.starts_with("/v1/jobs") || route == "/v1/tokens" {
+    if route.starts_with("/v1/tenants/") {
+        return tenant_stands(api, object).await;
+    }
+    if !["/v1/members", "/v1/drain", "/v1/undrain"].iter().any(|r| route.starts_with(r)) {
         return String::new();
     }
     let me = api.handle.about();
