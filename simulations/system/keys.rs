@@ -40,7 +40,8 @@ fn one_key_is_one_job_at_three_peers_and_over_a_kill_of_the_one_asked() {
     // One of three dead is no reason to take no new job.
     let (fourth, existed) = keyed(&states[2], "new");
     assert!(!existed);
-    let other = ask(&states[1], Method::POST, "/v1/jobs", Some(b"run: 'false'"), &[("idempotency-key", "new")]);
+    let other =
+        ask(&states[1], Method::POST, "/v1/jobs", Some(b"run: 'false'"), &[("idempotency-key", "new")]);
     assert_eq!(other.map_err(|(status, body)| (status, body.code)), Err((409, "key_reused".into())));
     mesh.peers[0].restart();
     mesh.agree();

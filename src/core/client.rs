@@ -4,9 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::acceptor::{Value, ValueError};
-use super::api::{
-    Candidate, ClientError, ClientRequest, ClientResponse, Output, WhyReport,
-};
+use super::api::{Candidate, ClientError, ClientRequest, ClientResponse, Output, WhyReport};
 use super::message::{Message, Origin, RecordKey};
 use super::peer::{Peer, Timer};
 use super::placement;

@@ -31,7 +31,7 @@ pub(super) struct Mesh {
     /// True drops the message.
     pub drop: Filter,
     /// Everything that was ever sent.
-    sent: Vec<(PeerName, PeerName, Message)>,
+    pub sent: Vec<(PeerName, PeerName, Message)>,
     pub lines: VecDeque<(PeerName, PeerName, Message)>,
 }
 

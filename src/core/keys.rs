@@ -132,8 +132,10 @@ impl Peer {
     pub(super) fn key_known(&self, key: &KeyId, spec: &JobSpec) -> Option<(JobRecord, bool)> {
         let record = self.record_of_key(key)?.clone();
         // The specs are compared too: a later version hashes one with more fields.
-        let hash = self.keys.rows.get(key).filter(|row| row.record.birth == record.birth).map(|r| r.spec_hash);
-        let same = hash.is_some_and(|hash| hash == spec_hash(spec)) || same_asked(&record, spec, self.now.wall);
+        let hash =
+            self.keys.rows.get(key).filter(|row| row.record.birth == record.birth).map(|r| r.spec_hash);
+        let same =
+            hash.is_some_and(|hash| hash == spec_hash(spec)) || same_asked(&record, spec, self.now.wall);
         Some((record, same))
     }
 

@@ -165,7 +165,8 @@ fn of_many_at_one_peer_one_is_told_that_it_is_new() {
     }
     mesh.settle();
     mesh.run(Span::secs(1));
-    let answers: Vec<(JobId, bool)> = (900..920).map(|t| taken(mesh.replies.remove(&t).expect("told"))).collect();
+    let answers: Vec<(JobId, bool)> =
+        (900..920).map(|t| taken(mesh.replies.remove(&t).expect("told"))).collect();
     assert!(answers.iter().all(|(job, _)| *job == answers[0].0), "{answers:?}");
     assert_eq!(answers.iter().filter(|(_, existed)| !existed).count(), 1, "{answers:?}");
     // What waits for a question is bounded.
@@ -188,7 +189,8 @@ fn what_silent_homes_may_hold_is_refused_and_decided_when_they_are_back() {
     for peer in lost {
         mesh.set(peer, |m| m.liveness = Liveness::Lost);
     }
-    let cores: Vec<_> = lost.iter().map(|p| (name(p), mesh.peers.remove(&name(p)).expect("it runs"))).collect();
+    let cores: Vec<_> =
+        lost.iter().map(|p| (name(p), mesh.peers.remove(&name(p)).expect("it runs"))).collect();
     let refused = mesh.ask(there, request(key));
     let ClientResponse::Error(ClientError::KeyUndecided(why)) = &refused else { panic!("{refused:?}") };
     assert!(lost.iter().all(|p| why.contains(p.as_str())), "{why}");

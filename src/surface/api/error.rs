@@ -118,9 +118,11 @@ impl ApiError {
             Self::Overloaded => {
                 (S::SERVICE_UNAVAILABLE, "overloaded", "try again shortly, or at another peer")
             }
-            Self::TooSlow(_) => {
-                (S::GATEWAY_TIMEOUT, "timeout", "ask again with the same idempotency key or id, at any peer; that is safe")
-            }
+            Self::TooSlow(_) => (
+                S::GATEWAY_TIMEOUT,
+                "timeout",
+                "ask again with the same idempotency key or id, at any peer; that is safe",
+            ),
             Self::Core(e) => core_parts(e),
             Self::Call(e) => call_parts(e),
             Self::Internal(_) => {
@@ -219,9 +221,11 @@ fn call_parts(error: &CallError) -> (StatusCode, &'static str, &'static str) {
         CallError::Unreachable(..) => {
             (S::SERVICE_UNAVAILABLE, "unreachable", "see `starling links`; try again, or at another peer")
         }
-        CallError::Timeout(..) => {
-            (S::GATEWAY_TIMEOUT, "timeout", "the outcome is unknown; ask again with the same idempotency key or id, at any peer; that is safe")
-        }
+        CallError::Timeout(..) => (
+            S::GATEWAY_TIMEOUT,
+            "timeout",
+            "the outcome is unknown; ask again with the same idempotency key or id, at any peer; that is safe",
+        ),
         CallError::Stopping => (S::SERVICE_UNAVAILABLE, "stopping", "ask another peer (--peer)"),
         CallError::Invalid(_) => (S::CONFLICT, "refused", "see the message"),
     }

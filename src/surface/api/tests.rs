@@ -107,7 +107,8 @@ async fn no_body_has_a_name_twice_and_no_request_two_keys() {
         assert!(message.contains("written twice"), "{path}: {message}");
     }
     for (second, want) in [("one", 201), ("two", 400)] {
-        let request = Request::post("/v1/jobs").header("idempotency-key", "one").header("idempotency-key", second);
+        let request =
+            Request::post("/v1/jobs").header("idempotency-key", "one").header("idempotency-key", second);
         let response = app.clone().oneshot(request.body(Body::from(JOB)).expect("request")).await;
         assert_eq!(response.expect("infallible").status().as_u16(), want, "{second}");
     }

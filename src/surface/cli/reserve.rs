@@ -248,8 +248,7 @@ mod tests {
             no_wait: false,
         };
         let asked = body(&args);
-        let same =
-            json!({"tenant": "t", "gpus": 8, "gpu": ["H100"], "cluster": ["a"], "from": "now", "for": "60000ms"});
+        let same = json!({"tenant": "t", "gpus": 8, "gpu": ["H100"], "cluster": ["a"], "from": "now", "for": "60000ms"});
         assert_eq!(asked, same);
         let later =
             ReserveArgs { from: "2030-01-01T00:00:00Z".into(), cluster: vec![], clusters: Some(2), ..args };
