@@ -35,6 +35,8 @@ const YIELD_EVERY: Span = Span::millis(50);
 const SILENT_AFTER: Span = Span::secs(1);
 /// and a peer that goes first has this long.
 const YIELD_FOR: Span = Span::secs(6);
+/// A peer that wakes this late has slept.
+const SLEPT: Span = Span::millis(500);
 /// Submits that wait for one key's question.
 const WAITING_MAX: usize = 256;
 /// Members that are named in a refusal.
@@ -232,7 +234,23 @@ impl Peer {
         self.keys.asking.insert(key, asking);
     }
 
+    /// After a sleep what was heard before it says nothing of what came meanwhile: all are asked anew.
+    fn anew_after_sleep(&mut self, key: KeyId) -> bool {
+        let now = self.now.mono;
+        let Some(asking) = self.keys.asking.get_mut(&key) else { return false };
+        if asking.next.is_none_or(|due| now.since(due) < SLEPT) {
+            return false;
+        }
+        (asking.begun, asking.heard) = (now, BTreeMap::new());
+        self.count("keys_asked_anew");
+        self.ask_key_again(key, ASK_EVERY);
+        true
+    }
+
     pub(super) fn on_key_timer(&mut self, key: KeyId) {
+        if self.anew_after_sleep(key) {
+            return;
+        }
         let Some(asking) = self.keys.asking.get(&key) else { return };
         let yields = asking.heard.values().any(|(_, heard)| *heard == Heard::Asks);
         self.ask_key_again(key, if yields { YIELD_EVERY } else { ASK_EVERY });
@@ -328,6 +346,9 @@ impl Peer {
             for submit in self.key_asked(&key).unwrap_or_default() {
                 self.submit(submit);
             }
+            return;
+        }
+        if self.anew_after_sleep(key) {
             return;
         }
         let Some(asking) = self.keys.asking.get(&key) else { return };
