@@ -1,3 +1,5 @@
+//! Idempotency keys in a small mesh of real cores.
+
 use super::super::api::{ClientRequest, ClientResponse, Input};
 use super::super::homes_tests::Mesh;
 use super::super::message::SPEAKS_RESERVE;
