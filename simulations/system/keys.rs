@@ -24,7 +24,7 @@ fn one_key_is_one_job_at_three_peers_and_over_a_kill_of_the_one_asked() {
     assert_eq!(answers, [(id.clone(), false), (id.clone(), true), (id.clone(), true)]);
     // At all of them at the same moment: one of the answers says that it is new.
     let at_once: Vec<_> = states.iter().cycle().take(6).cloned().collect();
-    let threads = at_once.into_iter().map(|state| std::thread::spawn(move || keyed(&state, "at once")));
+    let threads = at_once.into_iter().map(|state| std::thread::spawn(move || keyed(&state, "at-once")));
     let threads: Vec<_> = threads.collect();
     let answers: Vec<(String, bool)> = threads.into_iter().map(|t| t.join().expect("answered")).collect();
     assert!(answers.iter().all(|(job, _)| *job == answers[0].0), "{answers:?}");
