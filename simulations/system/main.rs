@@ -13,6 +13,8 @@ mod images;
 mod keys;
 mod mesh;
 mod one_peer;
+mod peer_image;
+mod podman;
 mod preempt;
 mod relay;
 mod reserve;

@@ -27,6 +27,9 @@ const SYNC: Span = Span::millis(2);
 /// From the order to a running program.
 const START: Span = Span::millis(10);
 
+/// Of so many jobs it is said how many are left.
+const LARGE: usize = 20_000;
+
 /// What of production is set otherwise here.
 #[derive(Debug, Clone, Copy)]
 pub struct Setting {
@@ -187,6 +190,7 @@ impl Sim<'_> {
             Event::Ends(i, key, n) => {
                 self.times.ended[n] = Some(self.now);
                 self.left -= 1;
+                self.tell_progress();
                 let started = self.times.started[n].map(|at| WallTime(at.0 / 1000));
                 let (outcome, at) = (Outcome::Exited(0), WallTime(self.now.0 / 1000));
                 self.input(i, Input::Backend(BackendEvent::Ended { key, outcome, started_at: started, at }));
@@ -271,6 +275,14 @@ impl Sim<'_> {
             node.wake = Some(deadline);
             node.wakes += 1;
             self.agenda.put(deadline, Event::Wake(i, node.wakes));
+        }
+    }
+
+    /// A run of minutes says how far it is.
+    fn tell_progress(&self) {
+        let (all, left) = (self.trace.jobs.len(), self.left);
+        if all >= LARGE && left > 0 && left % (all / 10) == 0 {
+            eprintln!("  starling: {left} of {all} jobs are left, after {}", self.now.since(Instant(0)));
         }
     }
 

@@ -123,7 +123,7 @@ pub fn draw(rows: &[Row], about: &str) -> String {
     }
     let _ = writeln!(
         out,
-        "<text x=\"{}\" y=\"{}\" font-size=\"10\" fill=\"#555\">Beside each: mean completion of central's</text>\n</svg>",
+        "<text x=\"{}\" y=\"{}\" font-size=\"10\" fill=\"#555\">Mean completion, of central's</text>\n</svg>",
         RIGHT + 16.0,
         TOP + 16.0 + 22.0 * rows.len() as f64
     );

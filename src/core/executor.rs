@@ -162,8 +162,8 @@ pub(super) struct Executor {
     /// GPUs of all claims.
     queued_gpus: u64,
     flashed: Option<(Instant, BTreeMap<String, u32>)>,
-    /// When places and estimates were made.
-    prospects_at: Option<Instant>,
+    /// When places and estimates were made, and of which state of the queue.
+    places_of: Option<(Instant, u64)>,
     priced_at: Option<Instant>,
     /// When the tenants' usage was put on disk.
     usage_at: Instant,
@@ -210,7 +210,7 @@ impl Executor {
             reported: None,
             queued_gpus: 0,
             flashed: None,
-            prospects_at: None,
+            places_of: None,
             closed_below: None,
             priced_at: None,
             usage_at: now,
@@ -325,7 +325,14 @@ impl Executor {
         self.attempts.values().any(|a| a.phase != Phase::Closed && follows(&a.row))
     }
 
+    /// How long ago a job's attempt was admitted here.
+    pub fn age_of(&self, job: &JobId, now: Instant) -> Option<Span> {
+        self.of_job(job).next().map(|(_, a)| now.since(a.admitted))
+    }
+
     pub fn attempts_view(&self, now: Instant) -> Vec<AttemptView> {
+        #[cfg(test)]
+        crate::base::work::count("attempts_view");
         let view = |(key, a): (&AttemptKey, &Attempt)| AttemptView {
             job: key.job,
             epoch: key.epoch,

@@ -362,10 +362,7 @@ impl Peer {
                     record.attempts.iter().rev().find_map(|a| a.ended_at).unwrap_or(record.submitted_at);
                 Some(Span::millis(self.now.wall.0.saturating_sub(from.0)))
             }
-            ("attempt.started", _) => {
-                let attempts = self.exec.attempts_view(self.now.mono);
-                attempts.iter().find(|a| Some(a.job) == job).map(|a| a.age)
-            }
+            ("attempt.started", _) => job.and_then(|job| self.exec.age_of(&job, self.now.mono)),
             _ => None,
         };
         self.out.push(Output::Event(Event { tenant, trace, took, spans, ..Event::new(kind, job, text) }));

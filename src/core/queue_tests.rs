@@ -20,6 +20,8 @@ use crate::model::{JobRecord, JobState, Outcome};
 mod grants_tests;
 #[path = "groups_tests.rs"]
 mod groups_tests;
+#[path = "executor/places_tests.rs"]
+mod places_tests;
 #[path = "reserve/tests.rs"]
 mod reserve_tests;
 
@@ -51,6 +53,8 @@ struct Mesh {
     twice: fn(&Message) -> bool,
     /// Nobody has heard yet what these clusters have.
     unheard: BTreeSet<PeerName>,
+    /// Claims sent so far.
+    claims: u64,
     /// What a GPU hour costs, of those that ask for something.
     prices: BTreeMap<PeerName, u64>,
 }
@@ -89,6 +93,7 @@ impl Mesh {
             drop: |_| false,
             twice: |_| false,
             unheard: BTreeSet::new(),
+            claims: 0,
             prices: BTreeMap::new(),
         };
         let mut first = Vec::new();
@@ -183,7 +188,10 @@ impl Mesh {
         for output in out {
             let Some(site) = self.sites.get_mut(peer) else { return };
             match output {
-                Output::Send { to, message, .. } => self.lines.push_back((peer.clone(), to, message)),
+                Output::Send { to, message, .. } => {
+                    self.claims += u64::from(matches!(message, Message::ClaimWith { .. }));
+                    self.lines.push_back((peer.clone(), to, message));
+                }
                 Output::Reply { token, response } => drop(self.replies.insert(token, response)),
                 Output::Report { queue, contact } => site.told = (Some(queue), contact),
                 Output::Backend(BackendCommand::Start(start)) if !self.gpus.contains_key(&start.key) => {

@@ -42,6 +42,8 @@ pub struct Birth {
 }
 
 fn hash(parts: &[&[u8]]) -> [u8; 32] {
+    #[cfg(test)]
+    crate::base::work::count("digest");
     let mut ctx = digest::Context::new(&digest::SHA256);
     for part in parts {
         ctx.update(&(part.len() as u64).to_be_bytes());

@@ -17,6 +17,9 @@ use crate::model::trace::traceparent;
 /// What of the peer's own environment a job may see.
 const INHERITED: [&str; 7] = ["PATH", "HOME", "LANG", "USER", "TMPDIR", "TZ", "LD_LIBRARY_PATH"];
 
+/// What runs a script.
+pub const SHELL: &str = "/bin/sh";
+
 /// What the client of a container runtime needs beside them.
 const CLIENT: [&str; 4] = ["XDG_RUNTIME_DIR", "DOCKER_HOST", "CONTAINER_HOST", "DBUS_SESSION_BUS_ADDRESS"];
 
@@ -184,7 +187,7 @@ fn rank_spec(
         set(&mut env, "STARLING_GPUS_VIRTUAL", 1);
     }
     let argv = match &spec.run {
-        Run::Script(script) => vec!["/bin/sh".into(), "-c".into(), script.clone()],
+        Run::Script(script) => vec![SHELL.into(), "-c".into(), script.clone()],
         Run::Argv(argv) => argv.clone(),
         Run::Image if spec.image.is_none() => return Err("it has neither a command nor an image".into()),
         Run::Image => Vec::new(),

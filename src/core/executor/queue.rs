@@ -2,14 +2,17 @@
 
 use super::*;
 use crate::core::schedule::Decision;
+use crate::core::schedule::outlook::FRONT;
 use crate::model::report::{Liveness, QueueReport};
 
 /// What this cluster says of itself changes at most this often.
 const REPORT_EVERY: Span = Span::millis(50);
 /// A place in the queue is counted no further than this,
 const PLACE_MAX: usize = 1_000;
-/// and made anew this often;
+/// and made anew this often, where the queue has changed,
 const PLACES_EVERY: Span = Span::secs(1);
+/// or else after this, as usage decays;
+const PLACES_FOR: Span = Span::secs(30);
 /// A new claim's price is found at most this often;
 const PRICED_EVERY: Span = Span::millis(20);
 /// of the first so many it is found how many attempts would have to go for them.
@@ -128,6 +131,8 @@ impl Peer {
         let bound = self.exec.sched.place_at_most(waiting.claim.priority);
         let ahead = waiting.place.unwrap_or_else(|| count32(bound));
         let mut prospects = waiting.prospects.clone();
+        let made = self.exec.places_of.map_or(self.now.mono, |(at, _)| at);
+        prospects.starts_in = prospects.starts_in.map(|wait| wait - self.now.mono.since(made));
         if waiting.own_victims > 0 {
             prospects.victims = Some(waiting.own_victims);
         }
@@ -153,14 +158,18 @@ impl Peer {
         waiting.prospects.victims = self.exec.sched.victims_of(&waiting.key(job), now).map(count32);
     }
 
-    /// Places and start estimates of the first in line, where they are older than a second.
+    /// Places and start estimates of the first in line, where they are older than a second and may be others. That is a look at
+    /// the whole queue, and claims are repeated all the time: a long queue in which nothing happens must cost nothing.
     fn make_places(&mut self) {
-        let now = self.now.mono;
-        if self.exec.prospects_at.is_some_and(|at| now.since(at) < PLACES_EVERY) {
+        let (now, changes) = (self.now.mono, self.exec.sched.changes());
+        let hold = |(at, of)| now.since(at) < if of == changes { PLACES_FOR } else { PLACES_EVERY };
+        if self.exec.places_of.is_some_and(hold) {
             return;
         }
-        self.exec.prospects_at = Some(now);
+        self.exec.places_of = Some((now, changes));
+        self.count("places_made");
         let found = self.exec.sched.prospects(now, PLACE_MAX);
+        let front: Vec<JobId> = found.iter().take(FRONT).map(|p| p.key.job).collect();
         for (n, prospect) in found.into_iter().enumerate() {
             let victims = match n < PRICED_MAX {
                 true => self.exec.sched.victims_of(&prospect.key, now).map(count32),
@@ -168,13 +177,13 @@ impl Peer {
             };
             let Some(waiting) = self.exec.claims.get_mut(&prospect.key.job) else { continue };
             waiting.place = Some(prospect.ahead);
-            waiting.prospects = Prospects {
-                reserved: String::new(),
-                waits: std::mem::take(&mut waiting.prospects.waits),
-                starts_in: prospect.starts_in,
-                front: prospect.front.iter().map(|key| key.job).collect(),
-                victims,
-            };
+            let said = &mut waiting.prospects;
+            (said.starts_in, said.victims) = (prospect.starts_in, victims);
+            said.reserved.clear();
+            let before = &front[..n.min(front.len())];
+            if said.front != before {
+                said.front = before.to_vec();
+            }
         }
     }
 

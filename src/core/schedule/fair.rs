@@ -82,12 +82,12 @@ impl Accounts {
         }
     }
 
-    /// A tenant's weight in thousandths from now on.
-    pub fn set_weight(&mut self, tenant: &str, milli: u32) {
+    /// A tenant's weight in thousandths from now on; true if it was another.
+    pub fn set_weight(&mut self, tenant: &str, milli: u32) -> bool {
         let id = self.by_name.get(tenant);
-        if let Some(account) = id.and_then(|id| self.accounts.get_mut(id)) {
-            account.weight = f64::from(milli.max(1)) / 1_000.0;
-        }
+        let weight = f64::from(milli.max(1)) / 1_000.0;
+        let account = id.and_then(|id| self.accounts.get_mut(id)).filter(|a| a.weight != weight);
+        account.map(|account| account.weight = weight).is_some()
     }
 
     /// What a tenant had used by now, as it was saved. What is no sound figure counts as nothing.

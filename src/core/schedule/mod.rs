@@ -127,7 +127,7 @@ impl Request {
 }
 
 /// Tenants with a guaranteed share: who may take back what is his, and from whom.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Standings<K> {
     /// GPUs that a tenant may still take of its guaranteed ones.
     pub owns: BTreeMap<String, u64>,
@@ -234,6 +234,8 @@ pub struct Scheduler<K> {
     /// Ranks that wait, by kind.
     queued_needs: BTreeMap<Need, u64>,
     promised: Promised,
+    /// Counts what may give another place or start to somebody who waits.
+    changes: u64,
 }
 
 impl<K: Copy + Ord> Scheduler<K> {
@@ -258,6 +260,7 @@ impl<K: Copy + Ord> Scheduler<K> {
             misses: BTreeMap::new(),
             queued_needs: BTreeMap::new(),
             promised: Promised::default(),
+            changes: 0,
         }
     }
 
@@ -277,6 +280,7 @@ impl<K: Copy + Ord> Scheduler<K> {
         self.books = books;
         self.misses.clear();
         self.reservations.clear();
+        self.changes += 1;
         self.promises_on(nodes);
     }
 
@@ -295,6 +299,11 @@ impl<K: Copy + Ord> Scheduler<K> {
     /// What holds capacity.
     pub fn running(&self) -> &BTreeMap<K, Running> {
         &self.running
+    }
+    /// Another number than before: somebody who waits may have another place, or start at another time. Beside that only time
+    /// changes either, as usage decays.
+    pub fn changes(&self) -> u64 {
+        self.changes
     }
     /// How many wait.
     pub fn waiting_count(&self) -> usize {
@@ -347,12 +356,13 @@ impl<K: Copy + Ord> Scheduler<K> {
 
     /// Who may take back what from now on.
     pub fn set_standings(&mut self, standings: Standings<K>) {
+        self.changes += u64::from(self.standings != standings);
         self.standings = standings;
     }
     /// A tenant's part against the others', in thousandths, where the configuration names none.
     pub fn set_weight(&mut self, tenant: &str, milli: u32) {
         if !self.config.weights.contains_key(tenant) {
-            self.accounts.set_weight(tenant, milli);
+            self.changes += u64::from(self.accounts.set_weight(tenant, milli));
         }
     }
     /// What a tenant had used before this scheduler began.
@@ -452,10 +462,12 @@ impl<K: Copy + Ord> Scheduler<K> {
         self.queue.insert(request.priority, tenant, request.since, key);
         *self.queued_needs.entry(request.need.clone()).or_default() += u64::from(request.ranks);
         self.waiting.insert(key, Waiting { request, tenant, share });
+        self.changes += 1;
     }
 
     fn unqueue(&mut self, key: &K) -> Option<Waiting> {
         let waiting = self.waiting.remove(key)?;
+        self.changes += 1;
         self.returning.remove(key);
         self.queue.remove(waiting.request.priority, waiting.tenant, waiting.request.since, *key);
         self.accounts.leave(waiting.tenant);
@@ -502,6 +514,7 @@ impl<K: Copy + Ord> Scheduler<K> {
             r.future.take(&shares, &request.need);
         }
         let ends = request.max_runtime.map(|run| now + SLACK + run);
+        self.changes += 1;
         self.running
             .insert(key, Running { request, shares, started: now, ends, stopping: false, tenant, share });
     }
@@ -511,6 +524,7 @@ impl<K: Copy + Ord> Scheduler<K> {
         if let Some(r) = self.running.get_mut(key) {
             r.started = now;
             r.ends = r.request.max_runtime.map(|run| now + run);
+            self.changes += 1;
         }
     }
 
@@ -519,12 +533,14 @@ impl<K: Copy + Ord> Scheduler<K> {
         if let Some(r) = self.running.get_mut(key) {
             r.stopping = true;
             r.ends = Some(r.ends.map_or(by, |end| end.min(by)));
+            self.changes += 1;
         }
     }
 
     /// It holds nothing any more. What it ran goes into the mean runtime if it began.
     pub fn end(&mut self, key: &K, now: Instant) -> Option<Running> {
         let r = self.running.remove(key)?;
+        self.changes += 1;
         self.books.give(&r.shares, &r.request.need);
         self.misses.clear();
         self.accounts.hold(r.tenant, -r.share, now);
@@ -546,7 +562,7 @@ impl<K: Copy + Ord> Scheduler<K> {
 
     /// One pass over the first in line. `may` leaves those out that must not start now (their owner is away).
     pub fn decide(&mut self, now: Instant, may: &dyn Fn(&K) -> bool) -> Vec<Decision<K>> {
-        let running = &self.running;
+        let (running, pinned) = (&self.running, self.pinned.len());
         self.pinned.retain(|_, pin| {
             // However late the last of them is.
             if pin.victims.iter().any(|victim| running.contains_key(victim)) {
@@ -554,6 +570,7 @@ impl<K: Copy + Ord> Scheduler<K> {
             }
             pin.until > now
         });
+        self.changes += u64::from(self.pinned.len() < pinned);
         // Those that must not start now do not hide the ones behind them.
         let (depth, looked_at) = (self.config.depth, self.config.depth.saturating_mul(8));
         let order: Vec<K> = self.in_order(now).take(looked_at).filter(|k| may(k)).take(depth).collect();

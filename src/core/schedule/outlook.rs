@@ -24,13 +24,11 @@ pub struct Prospect<K> {
     pub key: K,
     /// Requests in front of it.
     pub ahead: u32,
-    /// The first of these, at most `FRONT`.
-    pub front: Vec<K>,
     /// How long until it starts, if that can be known.
     pub starts_in: Option<Span>,
 }
 
-/// How many of those in front are named.
+/// How many of those in front are named to who waits.
 pub const FRONT: usize = 3;
 
 /// Mean runtime of what has ended.
@@ -89,7 +87,6 @@ impl<K: Copy + Ord> Scheduler<K> {
     pub fn prospects(&self, now: Instant, most: usize) -> Vec<Prospect<K>> {
         let mut lines: BTreeMap<Vec<u16>, Line> = BTreeMap::new();
         let mut out = Vec::new();
-        let mut front = Vec::new();
         for (ahead, key) in self.in_order(now).take(most).enumerate() {
             let Some(waiting) = self.waiting.get(&key) else { continue };
             let reserved = self.reservations.iter().find(|r| r.key == key).map(|r| r.at);
@@ -116,10 +113,7 @@ impl<K: Copy + Ord> Scheduler<K> {
                 None
             };
             let ahead = u32::try_from(ahead).unwrap_or(u32::MAX);
-            out.push(Prospect { key, ahead, front: front.clone(), starts_in });
-            if front.len() < FRONT {
-                front.push(key);
-            }
+            out.push(Prospect { key, ahead, starts_in });
         }
         out
     }

@@ -118,6 +118,7 @@ impl<K: Copy + Ord> Scheduler<K> {
     /// What is promised from now on, at most `PROMISES_MAX`. Before a pass, so that their times are of its clock.
     pub fn set_promises(&mut self, nodes: &[NodeCapacity], mut list: Vec<Promise>) {
         list.truncate(PROMISES_MAX);
+        self.changes += u64::from(self.promised.list != list);
         if list.is_empty() {
             self.promised = Promised::default();
             return;
@@ -436,6 +437,7 @@ impl<K: Copy + Ord> Scheduler<K> {
             if shares != self.promised.list[at].shares {
                 changed.push(self.promised.list[at].id);
                 self.promised.list[at].shares = shares;
+                self.changes += 1;
             }
         }
         changed

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use super::input::{Q, span};
 use super::limits::{Address, Caller, came_from};
 use super::{Api, ApiError, ApiResult, escape, resolve};
-use crate::base::{JobId, Span};
+use crate::base::{JobId, PeerName, Span};
 use crate::core::api::{ClientRequest, ClientResponse};
 use crate::model::report::Liveness;
 use crate::runtime::eventlog::{AuditNote, EventLog, HistoryFilter, QUERY_MAX};
@@ -96,6 +96,22 @@ async fn here(api: &Api, filter: HistoryFilter) -> ApiResult<Vec<HistoryEntry>> 
     let peer = api.handle.about().name;
     let entries = log(api)?.history(filter).await.map_err(disk)?;
     Ok(entries.into_iter().map(|entry| HistoryEntry { peer: peer.clone(), entry }).collect())
+}
+
+/// The newest events that one peer wrote down.
+pub async fn of_peer(api: &Api, peer: &PeerName, limit: usize) -> ApiResult<Vec<HistoryEntry>> {
+    if *peer == api.handle.about().name {
+        return here(api, HistoryFilter { limit, ..HistoryFilter::default() }).await;
+    }
+    let uri = format!("/v1/local/history?limit={limit}");
+    let answer = tokio::time::timeout(PEER_ANSWERS_WITHIN, resolve::ask(api, peer, "GET", uri)).await;
+    let late =
+        ApiError::Conflict(format!("{peer} did not answer within {} s", PEER_ANSWERS_WITHIN.as_secs()));
+    let bytes = answer.map_err(|_| late)??;
+    let list: HistoryList =
+        serde_json::from_slice(&bytes).map_err(|_| ApiError::Internal("history of another peer"))?;
+    // What a peer says of others is not taken from it.
+    Ok(list.events.into_iter().filter(|e| e.peer == *peer).take(limit).collect())
 }
 
 /// `GET /v1/history`
