@@ -11,6 +11,7 @@ mod groups;
 mod harness;
 mod honest;
 mod images;
+mod keys;
 mod mesh;
 mod one_peer;
 mod peer_image;

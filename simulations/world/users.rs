@@ -41,8 +41,6 @@ pub struct UserJob {
     /// A submit was answered: from then on the job must never be lost.
     pub answered: bool,
     pub key: Option<String>,
-    /// The peer and disk that keep the key.
-    keeper: Option<(usize, starling::base::StoreId)>,
     pub cancelled: bool,
     pub ops: Vec<Op>,
     /// After the world had healed nobody knew of it any more.
@@ -195,7 +193,7 @@ impl World {
         self.input(i, Input::Client { token, request: ClientRequest::TenantSet { tenant, patch } });
     }
 
-    /// A job with a key is tried again at the peer that keeps the key, until it is answered.
+    /// A job with a key is tried again at any peer, until it is answered.
     fn submit(&mut self, n: usize) {
         let job = self.users.jobs[n].clone();
         if job.answered || self.healed {
@@ -204,14 +202,10 @@ impl World {
         if self.scenario.limit.is_some() && !self.users.limit_set {
             return self.at(Span::millis(700), Event::User(Act::Submit(n)));
         }
-        let i = match job.keeper {
-            Some((i, store)) if !self.runs(i) || self.machines[i].store != store => return,
-            Some((i, _)) => i,
-            None => match self.any_peer() {
-                Some(i) => i,
-                None => return,
-            },
-        };
+        if job.key.is_none() && !job.ops.is_empty() {
+            return;
+        }
+        let Some(i) = self.any_peer() else { return };
         let mut shape = starling::base::Rng::new(self.scenario.seed ^ (n as u64) << 32);
         let gpus = [1, 1, 2, 4, 8][shape.below(5) as usize];
         let key = shape.chance(0.5).then(|| format!("key-{n}"));
@@ -231,7 +225,6 @@ impl World {
         }
         self.reserving_shape(&mut spec, &mut shape);
         if key.is_some() {
-            self.users.jobs[n].keeper = Some((i, self.machines[i].store));
             self.users.jobs[n].key = key.clone();
             let again = Span::secs(11) + Span(self.rng.below(4_000_000));
             self.at(again, Event::User(Act::Submit(n)));
@@ -324,8 +317,10 @@ impl World {
             ClientResponse::Error(ClientError::NoSuchJob(_)) => Told::NoSuchJob,
             ClientResponse::Error(ClientError::Refused(why)) => Told::Refused(why),
             ClientResponse::Error(error) => {
+                // Under a key it may still be another one.
                 if let ClientError::Unknown { job: Some(job), .. } = error
                     && self.users.jobs[n].ops[op].ask == Ask::Submit
+                    && self.users.jobs[n].key.is_none()
                 {
                     self.learn(n, job);
                 }

@@ -160,6 +160,10 @@ byte_id!(
     LedgerId, 20, "ledger id", base32, unbase32
 );
 byte_id!(
+    /// What is kept of an idempotency key in a record: a hash of its tenant and of the key.
+    KeyId, 20, "key id", base32, unbase32
+);
+byte_id!(
     /// The id of an incident; hashes what kind it is and what it is about, so that every peer makes the same one.
     IncidentId, 10, "incident id", base32, unbase32
 );
@@ -206,6 +210,13 @@ impl JobId {
     /// Where the ring proposes this job's homes.
     pub fn ring_key(&self) -> u64 {
         u64::from_be_bytes(self.0[..8].try_into().expect("a job id has 20 bytes"))
+    }
+}
+
+impl KeyId {
+    /// Where the ring proposes homes for a job with this key: every peer proposes the same ones.
+    pub fn ring_key(&self) -> u64 {
+        u64::from_be_bytes(self.0[..8].try_into().expect("a key id has 20 bytes"))
     }
 }
 

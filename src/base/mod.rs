@@ -12,7 +12,8 @@ pub mod work;
 
 pub use bounded::{BoundedVec, Full};
 pub use ids::{
-    ContactId, Epoch, Home, IdError, IncidentId, JobId, LedgerId, MeshId, PeerName, SpanId, StoreId, TraceId,
+    ContactId, Epoch, Home, IdError, IncidentId, JobId, KeyId, LedgerId, MeshId, PeerName, SpanId, StoreId,
+    TraceId,
 };
 pub use rng::Rng;
 pub use time::{Instant, Span, WallTime};

@@ -39,6 +39,8 @@ pub struct Slot {
 
 /// Why a nearly full disk takes no new record, word for word: the proposer tells it apart by this.
 pub const DISK_FULL: &str = "disk nearly full";
+/// Why a home takes no second job under one idempotency key, word for word as well.
+pub const KEY_TAKEN: &str = "another job has its key";
 
 impl Origin {
     /// Who holds the register.
@@ -377,6 +379,11 @@ impl Acceptor {
             }
             RegisterBody::Accept { ballot, value, next, origin } => {
                 let Some(read) = decoded else { return plain(AnswerBody::Unknown) };
+                if self.key_taken(&request.key, &read) {
+                    let (answer, writes) =
+                        (AnswerBody::Refused { why: KEY_TAKEN.into() }, self.drop_empty(&request.key));
+                    return Handled { answer, writes, accepted: false };
+                }
                 if let Err(refusal) = self.begin(me, from, request, (origin.as_ref(), Some(&read)), room) {
                     return plain(refusal);
                 }
@@ -393,6 +400,31 @@ impl Acceptor {
                 _ => plain(AnswerBody::Refused { why: "the record is not final here".into() }),
             },
         }
+    }
+
+    /// A home takes one job of a key: of two that were minted under it by peers that did not hear of each other at most one
+    /// can be chosen, as their homes are the same. What a majority has chosen moves on to later generations all the same.
+    fn key_taken(&self, register: &RecordKey, value: &Value) -> bool {
+        let Value::Job(record) = value else { return false };
+        if record.generation > 0 || self.slots.get(register).is_some_and(|slot| slot.value.is_some()) {
+            return false;
+        }
+        let other = record.key.and_then(|key| self.of_key(&key));
+        // A key that is over may come again.
+        other.is_some_and(|other| {
+            RecordKey::Job(other.id()) != *register
+                && other.submitted_at.0.abs_diff(record.submitted_at.0) <= super::keys::KEPT_MS
+        })
+    }
+
+    /// A register that was only asked about, and whose value is refused: it would stay empty, and be counted, for ever.
+    fn drop_empty(&mut self, register: &RecordKey) -> Vec<Write> {
+        let empty = |slot: &Slot| slot.accepted.is_none() && slot.pointer.is_none();
+        if !self.slots.get(register).is_some_and(empty) {
+            return Vec::new();
+        }
+        self.put(*register, None);
+        vec![Write { table: Table::Acceptors, key: key_bytes(register), value: None }]
     }
 
     fn accept(

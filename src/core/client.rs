@@ -3,22 +3,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ring::digest;
-use serde::{Deserialize, Serialize};
-
 use super::acceptor::{Value, ValueError};
-use super::api::{
-    Candidate, ClientError, ClientRequest, ClientResponse, Now, Output, Table, WhyReport, Write,
-};
+use super::api::{Candidate, ClientError, ClientRequest, ClientResponse, Output, WhyReport};
 use super::message::{Message, Origin, RecordKey};
 use super::peer::{Peer, Timer};
 use super::placement;
 use super::placement::groups::GroupPlan;
 use super::propose::{Fresh, OpResult, Task};
 use super::purpose::Purpose;
-use crate::base::{BoundedVec, Epoch, Home, Instant, JobId, PeerName, Span, TraceId, WallTime};
+use crate::base::{BoundedVec, Epoch, Home, Instant, JobId, KeyId, PeerName, Span, TraceId, WallTime};
 use crate::model::groups::{HOMES_BYTES, PLACED_BYTES};
-use crate::model::record::{Birth, CancelIntent, Change, Checkpoint, MoveIntent, Refused};
+use crate::model::record::{Birth, CancelIntent, Change, Checkpoint, MoveIntent, Refused, key_id};
 use crate::model::report::Liveness;
 use crate::model::spec::JobSpec;
 use crate::model::trace::{self, SpanNote, TraceParent};
@@ -30,23 +25,19 @@ const PATIENCE: Span = Span::secs(10);
 const LOCATE_WIDEN: Span = Span::millis(300);
 const LOCATE_GIVE_UP: Span = Span::secs(3);
 const LOCATE_FIRST: usize = 5;
-/// An idempotency key is kept this long by the time of day (milliseconds), and by the clock that nobody sets;
-const KEY_KEPT_MS: u64 = 24 * 3600 * 1000;
-const KEY_KEPT_AT_LEAST: Span = Span::secs(3600);
-/// and at most so many.
-const KEYS_MAX: usize = 200_000;
+/// Jobs under a key that nobody was told of, remembered.
+const UNTOLD_MAX: usize = 4_096;
 /// Bytes of a key.
 pub const KEY_BYTES_MAX: usize = 256;
 
-/// What a key stands for.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-struct KeyRow {
-    record: JobRecord,
-    spec_hash: [u8; 32],
-    at: WallTime,
-    /// In memory since then.
-    #[serde(skip)]
-    since: Instant,
+/// A job to take.
+pub(super) struct Submit {
+    pub token: u64,
+    pub spec: JobSpec,
+    pub key: Option<String>,
+    pub parent: Option<TraceParent>,
+    /// When the request came.
+    pub received: WallTime,
 }
 
 struct Locate {
@@ -56,55 +47,33 @@ struct Locate {
     asked: BTreeSet<PeerName>,
     denied: BTreeSet<PeerName>,
     wide: bool,
+    begun: Instant,
 }
 
-/// Requests that wait for somebody, and the idempotency keys.
+/// Requests that wait for somebody.
 #[derive(Default)]
 pub(super) struct Clients {
     locates: BTreeMap<u64, Locate>,
     pub(super) counter: u64,
-    keys: BTreeMap<(String, String), KeyRow>,
-}
-
-fn key_row_key(tenant: &str, key: &str) -> Vec<u8> {
-    format!("key/{tenant}/{key}").into_bytes()
-}
-
-fn spec_hash(spec: &JobSpec) -> [u8; 32] {
-    let bytes = serde_json::to_vec(spec).expect("a spec has only plain fields");
-    digest::digest(&digest::SHA256, &bytes).as_ref().try_into().expect("SHA-256 has 32 bytes")
-}
-
-impl Clients {
-    pub fn recover(meta: &BTreeMap<Vec<u8>, Vec<u8>>, now: Instant) -> Result<Self, ValueError> {
-        let mut clients = Clients::default();
-        for (key, row) in meta {
-            let Some(rest) = std::str::from_utf8(key).ok().and_then(|k| k.strip_prefix("key/")) else {
-                continue;
-            };
-            let Some((tenant, name)) = rest.split_once('/') else { continue };
-            let mut row: KeyRow =
-                serde_json::from_slice(row).map_err(|e| ValueError::Malformed(e.to_string()))?;
-            row.since = now;
-            clients.keys.insert((tenant.to_owned(), name.to_owned()), row);
-        }
-        Ok(clients)
-    }
+    /// Jobs minted here under a key whose coming nobody was told of yet: the first answer does.
+    untold: BTreeSet<JobId>,
 }
 
 impl Peer {
     fn reply(&mut self, token: u64, response: ClientResponse) {
         self.out.push(Output::Reply { token, response });
     }
-    fn reply_error(&mut self, token: u64, error: ClientError) {
+    pub(super) fn reply_error(&mut self, token: u64, error: ClientError) {
         self.reply(token, ClientResponse::Error(error));
     }
 
     pub(super) fn on_client(&mut self, token: u64, request: ClientRequest) {
         match request {
-            ClientRequest::Submit { spec, key } => self.submit(token, *spec, key, None, self.now.wall),
+            ClientRequest::Submit { spec, key } => {
+                self.submit(Submit { token, spec: *spec, key, parent: None, received: self.now.wall });
+            }
             ClientRequest::SubmitUnder { spec, key, parent, received } => {
-                self.submit(token, *spec, key, parent, received);
+                self.submit(Submit { token, spec: *spec, key, parent, received });
             }
             ClientRequest::Local { filter } => {
                 let jobs = self.acceptor.scan(&filter).into_iter().cloned().collect();
@@ -135,38 +104,36 @@ impl Peer {
         }
     }
 
-    fn submit(
-        &mut self,
-        token: u64,
-        spec: JobSpec,
-        key: Option<String>,
-        parent: Option<TraceParent>,
-        received: WallTime,
-    ) {
-        let begun = (received.min(self.now.wall), self.now.wall);
-        // Only what a key stands for is compared later.
-        let hash = key.as_ref().map(|_| spec_hash(&spec));
-        if let Some(known) =
-            key.as_ref().and_then(|k| self.clients.keys.get(&(spec.tenant.clone(), k.clone())))
-        {
-            // The specs are compared too: a later version hashes one with more fields.
-            let same = Some(known.spec_hash) == hash || known.record.spec == spec;
-            let record = known.record.clone();
-            let job = record.id();
-            if !same {
-                return self.reply_error(token, ClientError::KeyReused(job));
-            }
-            // The same record under the same id: whether the first try was chosen or not, this settles it.
-            let origin = Origin::Job(record.birth.clone());
-            let task = Task::Create(Box::new(Value::job(record)), Fresh::No);
-            return self.propose(origin, task, Purpose::Submit { token, job, begun }, PATIENCE);
+    pub(super) fn submit(&mut self, submit: Submit) {
+        let Some(key) = submit.key.as_ref().map(|key| key_id(&submit.spec.tenant, key)) else {
+            return self.mint(submit, None);
+        };
+        let Some((record, same)) = self.key_known(&key, &submit.spec) else {
+            return self.ask_for_key(key, submit);
+        };
+        let (token, job) = (submit.token, record.id());
+        if !same {
+            return self.reply_error(token, ClientError::KeyReused(job));
         }
+        // The same record under the same id: whether the first try was chosen or not, this settles it.
+        let begun = (submit.received.min(self.now.wall), self.now.wall);
+        let origin = Origin::Job(record.birth.clone());
+        let task = Task::Create(Box::new(Value::job(record)), Fresh::No);
+        self.propose(origin, task, Purpose::Submit { token, job, begun, existed: true }, PATIENCE);
+    }
+
+    /// Makes a new job; of one with a key nobody knows yet.
+    pub(super) fn mint(&mut self, submit: Submit, key_id: Option<KeyId>) {
+        let Submit { token, spec, key, parent, received } = submit;
+        let begun = (received.min(self.now.wall), self.now.wall);
         if let Err(error) = self.can_take(&spec) {
             return self.reply_error(token, error);
         }
         self.clients.counter += 1;
         let sequence = self.clients.counter;
-        let ring_key = Birth::ring_key(&spec.tenant, &self.cfg.name, sequence);
+        // Who holds a job with a key can be told from the key, so that it can be told whether they all may be silent.
+        let ring_key = key_id
+            .map_or_else(|| Birth::ring_key(&spec.tenant, &self.cfg.name, sequence), |key| key.ring_key());
         let homes = match self.ring.homes(&self.view, ring_key, self.cfg.replicas, None) {
             Ok(homes) => homes,
             Err((alive, needed)) => return self.reply_error(token, ClientError::NoHomes { alive, needed }),
@@ -177,6 +144,7 @@ impl Peer {
         let trace = parent.map_or_else(|| TraceId(self.rng.bytes16()), |p| p.trace);
         let mut record = JobRecord::new(birth, spec, trace, self.now.wall);
         record.trace_parent = parent.map(|p| p.span);
+        record.key = key_id;
         if record.children() > 0 && record.child_birth(0).is_none() {
             // This life has given out half a thousand million numbers: the next one begins anew.
             return self.reply_error(token, ClientError::TooMany(self.cfg.jobs_max));
@@ -194,13 +162,19 @@ impl Peer {
             Err(_) => return self.reply_error(token, ClientError::TooLarge(0)),
             Ok(_) => {}
         }
-        let fresh = if key.is_some() { Fresh::Keyed } else { Fresh::Yes };
-        if let (Some(key), Some(hash)) = (key, hash) {
-            self.remember_key(key, &record, hash);
-        }
-        let (job, origin) = (record.id(), Origin::Job(record.birth));
+        let (job, origin) = (record.id(), Origin::Job(record.birth.clone()));
+        let fresh = if let Some(key) = key {
+            self.remember_key(&key, &record);
+            if self.clients.untold.len() >= UNTOLD_MAX {
+                self.clients.untold.pop_first();
+            }
+            self.clients.untold.insert(job);
+            Fresh::Keyed
+        } else {
+            Fresh::Yes
+        };
         let task = Task::Create(Box::new(value), fresh);
-        self.propose(origin, task, Purpose::Submit { token, job, begun }, PATIENCE);
+        self.propose(origin, task, Purpose::Submit { token, job, begun, existed: false }, PATIENCE);
     }
 
     /// A job that fits nowhere ever is refused at once; one that fits nowhere now waits.
@@ -232,38 +206,18 @@ impl Peer {
         Err(ClientError::FitsNowhere { nearest: nearest.cluster.to_string(), missing: nearest.words() })
     }
 
-    fn remember_key(&mut self, key: String, record: &JobRecord, spec_hash: [u8; 32]) {
-        let Now { mono, wall } = self.now;
-        // A caller's retry comes within minutes: one step of the time of day must not make it a second job.
-        let over = |row: &KeyRow| {
-            wall.0.saturating_sub(row.at.0) > KEY_KEPT_MS && mono.since(row.since) > KEY_KEPT_AT_LEAST
-        };
-        let old: Vec<(String, String)> =
-            self.clients.keys.iter().filter(|(_, row)| over(row)).map(|(k, _)| k.clone()).take(64).collect();
-        let excess = self.clients.keys.len() >= KEYS_MAX;
-        let first = self.clients.keys.keys().next().cloned().filter(|_| excess);
-        for gone in old.into_iter().chain(first) {
-            self.clients.keys.remove(&gone);
-            self.write(Write { table: Table::Meta, key: key_row_key(&gone.0, &gone.1), value: None });
-        }
-        let row = KeyRow { record: record.clone(), spec_hash, at: wall, since: mono };
-        let bytes = serde_json::to_vec(&row).expect("a key row has only plain fields");
-        let tenant = record.spec.tenant.clone();
-        self.write(Write { table: Table::Meta, key: key_row_key(&tenant, &key), value: Some(bytes) });
-        self.clients.keys.insert((tenant, key), row);
-    }
-
     pub(super) fn client_submitted(
         &mut self,
         token: u64,
         job: JobId,
         begun: (WallTime, WallTime),
+        existed: bool,
         result: OpResult,
     ) {
         let response = match result {
             OpResult::Value { value: Value::Job(record), .. } => {
-                let existed = record.version > 1;
-                if !existed {
+                // Of a try whose outcome was unknown the next one tells.
+                if self.clients.untold.remove(&job) || !existed {
                     let (now, none, me) = (self.now.wall, Epoch(0), self.cfg.name.clone());
                     let homes: Vec<&str> = record.homes().iter().map(|h| h.peer.as_str()).collect();
                     let spans = vec![
@@ -283,6 +237,10 @@ impl Peer {
             OpResult::Rejected(why) if why == super::acceptor::DISK_FULL => {
                 ClientResponse::Error(ClientError::DiskFull)
             }
+            OpResult::Rejected(why) if why == super::acceptor::KEY_TAKEN => {
+                let why = "another peer took a job with it at the same moment".into();
+                ClientResponse::Error(ClientError::KeyUndecided(why))
+            }
             OpResult::Rejected(_) => ClientResponse::Error(ClientError::TooMany(self.cfg.jobs_max)),
             OpResult::Timeout { answered, needed } => {
                 ClientResponse::Error(ClientError::Unknown { answered, needed, job: Some(job) })
@@ -300,8 +258,15 @@ impl Peer {
         }
         self.clients.counter += 1;
         let id = self.clients.counter;
-        let locate =
-            Locate { token, job, request, asked: BTreeSet::new(), denied: BTreeSet::new(), wide: false };
+        let locate = Locate {
+            token,
+            job,
+            request,
+            asked: BTreeSet::new(),
+            denied: BTreeSet::new(),
+            wide: false,
+            begun: self.now.mono,
+        };
         self.clients.locates.insert(id, locate);
         let order = self.ring.order(job.ring_key());
         self.locate_from(id, order.into_iter().take(LOCATE_FIRST).collect());
@@ -333,10 +298,14 @@ impl Peer {
                     }
                 }
                 _ => {
-                    if let Some(locate) = self.clients.locates.get_mut(&id) {
-                        locate.denied.insert(from.clone());
+                    let Some(locate) = self.clients.locates.get_mut(&id) else { continue };
+                    locate.denied.insert(from.clone());
+                    // Homes of a job with a key are not where its id is.
+                    if !locate.wide && locate.asked.is_subset(&locate.denied) {
+                        self.locate_widely(id);
+                    } else {
+                        self.locate_check(id);
                     }
-                    self.locate_check(id);
                 }
             }
         }
@@ -344,6 +313,10 @@ impl Peer {
 
     pub(super) fn on_locate_timer(&mut self, id: u64) {
         let Some(locate) = self.clients.locates.get_mut(&id) else { return };
+        if locate.wide && self.now.mono.since(locate.begun) < LOCATE_GIVE_UP {
+            // The first timer, and all were asked before it.
+            return;
+        }
         if locate.wide {
             // The second timer: nobody who answered knows it.
             if let Some(locate) = self.clients.locates.remove(&id) {
@@ -358,6 +331,11 @@ impl Peer {
             }
             return;
         }
+        self.locate_widely(id);
+    }
+
+    fn locate_widely(&mut self, id: u64) {
+        let Some(locate) = self.clients.locates.get_mut(&id) else { return };
         locate.wide = true;
         let all = self.view.members.keys().cloned().collect();
         self.locate_from(id, all);

@@ -22,7 +22,7 @@ pub enum ClientRequest {
     Submit {
         /// The job.
         spec: Box<JobSpec>,
-        /// The same key gives the same job (kept 24 h at the peer that took it).
+        /// The same key gives the same job, at any peer, for 24 h.
         key: Option<String>,
     },
     /// The same, as part of the caller's own trace.
@@ -247,6 +247,10 @@ pub enum ClientError {
     /// That cluster holds no share.
     #[error("{1} holds no share of tenant {0}")]
     NoShare(String, PeerName),
+    /// Members that may hold a job of this idempotency key do not answer. Nothing was stored; the same key asks again
+    /// safely.
+    #[error("whether there is a job with this key cannot be known now, so nothing was stored: {0}")]
+    KeyUndecided(String),
     /// The idempotency key was used for another spec.
     #[error("the idempotency key was used for another job ({0})")]
     KeyReused(JobId),

@@ -9,41 +9,61 @@ use super::message::*;
 use super::testing::{config, name, spec};
 use super::{Input, Message, Peer};
 use crate::base::{Bytes, Home, Instant, JobId, MilliCpu, PeerName, Span, StoreId, WallTime, work};
-use crate::model::report::{Liveness, MemberView, NodeCapacity, View};
+use crate::model::report::{BuildReport, Liveness, MemberView, NodeCapacity, Report, View};
 use crate::model::{JobRecord, JobState};
 
-type Filter = fn(&str, &str, &Message) -> bool;
+pub(super) type Filter = fn(&str, &str, &Message) -> bool;
 
-struct Mesh {
-    peers: BTreeMap<PeerName, Peer>,
+pub(super) struct Mesh {
+    pub peers: BTreeMap<PeerName, Peer>,
     disks: BTreeMap<PeerName, DiskImage>,
+    /// The messages that members say they read.
+    pub wire: BTreeMap<PeerName, u16>,
     members: BTreeMap<PeerName, MemberView>,
     boots: u64,
-    now: Instant,
-    replies: BTreeMap<u64, ClientResponse>,
+    pub now: Instant,
+    pub replies: BTreeMap<u64, ClientResponse>,
     tokens: u64,
     replicas: usize,
     retain: Span,
     /// How far a peer's clock is ahead.
     ahead: BTreeMap<PeerName, Span>,
     /// True drops the message.
-    drop: Filter,
+    pub drop: Filter,
     /// Everything that was ever sent.
-    sent: Vec<(PeerName, PeerName, Message)>,
-    lines: VecDeque<(PeerName, PeerName, Message)>,
+    pub sent: Vec<(PeerName, PeerName, Message)>,
+    pub lines: VecDeque<(PeerName, PeerName, Message)>,
 }
 
-fn store(text: &str) -> StoreId {
+pub(super) fn store(text: &str) -> StoreId {
     let mut id = [0; 16];
     id[..text.len().min(16)].copy_from_slice(&text.as_bytes()[..text.len().min(16)]);
     StoreId(id)
 }
 
+fn report(peer: &str, disk: &str, wire: u16) -> Report {
+    Report {
+        peer: name(peer),
+        store: store(disk),
+        capacity: None,
+        queue: None,
+        contact: None,
+        health: None,
+        build: Some(BuildReport { version: String::new(), wire }),
+        links: Vec::new(),
+        data: None,
+        images: None,
+        alerts: None,
+        heard_at: Instant(0),
+    }
+}
+
 impl Mesh {
-    fn new(names: &[&str], replicas: usize) -> Self {
+    pub(super) fn new(names: &[&str], replicas: usize) -> Self {
         let mut mesh = Mesh {
             peers: BTreeMap::new(),
             disks: BTreeMap::new(),
+            wire: BTreeMap::new(),
             members: BTreeMap::new(),
             boots: 0,
             now: Instant(1_000_000),
@@ -62,21 +82,21 @@ impl Mesh {
         mesh
     }
 
-    fn join(&mut self, peer: &str, disk: &str) {
+    pub(super) fn join(&mut self, peer: &str, disk: &str) {
         let member = MemberView {
             peer: name(peer),
             store: store(disk),
             witness: false,
             liveness: Liveness::Alive,
             draining: false,
-            report: None,
+            report: Some(report(peer, disk, self.wire.get(&name(peer)).copied().unwrap_or(SPEAKS)).into()),
         };
         self.members.insert(name(peer), member);
         self.start(peer);
         self.views();
     }
 
-    fn start(&mut self, peer: &str) {
+    pub(super) fn start(&mut self, peer: &str) {
         self.boots += 1;
         let peer = name(peer);
         let node = NodeCapacity {
@@ -106,11 +126,11 @@ impl Mesh {
         self.take(&peer, out);
     }
 
-    fn time(&self) -> Now {
+    pub(super) fn time(&self) -> Now {
         Now { mono: self.now, wall: WallTime(self.now.0 / 1000) }
     }
 
-    fn views(&mut self) {
+    pub(super) fn views(&mut self) {
         let view = std::sync::Arc::new(View { members: self.members.clone(), isolated: false });
         let names: Vec<PeerName> = self.peers.keys().cloned().collect();
         for peer in names {
@@ -119,7 +139,7 @@ impl Mesh {
         self.settle();
     }
 
-    fn input(&mut self, peer: &PeerName, input: Input) {
+    pub(super) fn input(&mut self, peer: &PeerName, input: Input) {
         let mut now = self.time();
         now.wall.0 += self.ahead.get(peer).map_or(0, |ahead| ahead.as_millis());
         let Some(core) = self.peers.get_mut(peer) else { return };
@@ -152,7 +172,7 @@ impl Mesh {
         }
     }
 
-    fn settle(&mut self) {
+    pub(super) fn settle(&mut self) {
         while let Some((from, to, message)) = self.lines.pop_front() {
             // A removed member is not listened to, as in production.
             if self.members.contains_key(&from) {
@@ -161,7 +181,7 @@ impl Mesh {
         }
     }
 
-    fn run(&mut self, span: Span) {
+    pub(super) fn run(&mut self, span: Span) {
         let end = self.now + span;
         while self.now < end {
             self.now = (self.now + Span::millis(100)).min(end);
@@ -173,7 +193,7 @@ impl Mesh {
         }
     }
 
-    fn ask(&mut self, peer: &str, request: ClientRequest) -> ClientResponse {
+    pub(super) fn ask(&mut self, peer: &str, request: ClientRequest) -> ClientResponse {
         self.tokens += 1;
         let token = self.tokens;
         self.input(&name(peer), Input::Client { token, request });
@@ -196,7 +216,7 @@ impl Mesh {
         }
     }
 
-    fn get(&mut self, peer: &str, job: JobId) -> Result<JobRecord, ClientError> {
+    pub(super) fn get(&mut self, peer: &str, job: JobId) -> Result<JobRecord, ClientError> {
         match self.ask(peer, ClientRequest::Get { job }) {
             ClientResponse::Job(record) => Ok(*record),
             ClientResponse::Error(error) => Err(error),
@@ -204,16 +224,16 @@ impl Mesh {
         }
     }
 
-    fn end(&mut self, peer: &str, job: JobId) {
+    pub(super) fn end(&mut self, peer: &str, job: JobId) {
         let answer = self.ask(peer, ClientRequest::Cancel { job, by: "test".into() });
         assert_eq!(answer, ClientResponse::Cancelled { state: JobState::Cancelled });
     }
 
-    fn held(&self, peer: &str) -> usize {
+    pub(super) fn held(&self, peer: &str) -> usize {
         self.peers[&name(peer)].acceptor.counts().0
     }
 
-    fn set(&mut self, peer: &str, change: impl Fn(&mut MemberView)) {
+    pub(super) fn set(&mut self, peer: &str, change: impl Fn(&mut MemberView)) {
         change(self.members.get_mut(&name(peer)).expect("a member"));
         self.views();
     }

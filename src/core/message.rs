@@ -5,13 +5,14 @@ use serde::{Deserialize, Serialize};
 use super::reserve::ReserveWord;
 use super::tenants::Card;
 use super::value::Encoded;
-use crate::base::{ContactId, Epoch, Home, JobId, LedgerId, PeerName, Span, StoreId};
+use crate::base::{ContactId, Epoch, Home, JobId, KeyId, LedgerId, PeerName, Span, StoreId};
 use crate::model::record::Birth;
 
 /// The newest of these messages that this peer reads; gossiped as `build.wire`. Frames still begin with the version of
 /// `transport::codec`. From 0x5302 on `ClaimWith` and `ClaimStateWith` are read, from 0x5303 on `Tenants`, from 0x5304
-/// on `TenantsWord`, from 0x5305 on records of jobs with groups, from 0x5306 on reservations; others are sent the plain forms. See docs/decisions/messages-that-grow.md.
-pub const SPEAKS: u16 = SPEAKS_RESERVE;
+/// on `TenantsWord`, from 0x5305 on records of jobs with groups, from 0x5306 on reservations, from
+/// 0x5307 on the question about an idempotency key; others are sent the plain forms. See docs/decisions/messages-that-grow.md.
+pub const SPEAKS: u16 = ASKS_KEYS;
 /// From here on terms and tenants are read,
 pub const SPEAKS_TERMS: u16 = 0x5303;
 /// and from here on the question which tenants there are.
@@ -20,6 +21,8 @@ pub const ASKS_TENANTS: u16 = 0x5304;
 pub const SPEAKS_GROUPS: u16 = 0x5305;
 /// From here on reservations are read, words and records: none is begun while a member is older.
 pub const SPEAKS_RESERVE: u16 = 0x5306;
+/// From here on a peer is asked for the job of an idempotency key.
+pub const ASKS_KEYS: u16 = 0x5307;
 
 /// Which register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -162,6 +165,45 @@ pub enum Message {
     TenantsWord(TenantsWord),
     /// About a reservation. Only to peers that read it.
     Reserve(#[serde(with = "named")] ReserveWord),
+    /// About an idempotency key. Only to peers that read it.
+    Key(KeyWord),
+}
+
+/// Words about an idempotency key, before a job is made under it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum KeyWord {
+    /// Do you know a job of this key?
+    Ask {
+        /// Which key.
+        key: KeyId,
+        /// The asker's number for this question; echoed.
+        number: u64,
+    },
+    /// What the sender knows of it.
+    Told {
+        /// Which key.
+        key: KeyId,
+        /// Echoed.
+        number: u64,
+        /// What.
+        knows: KeyKnown,
+    },
+}
+
+/// What a peer knows of an idempotency key.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum KeyKnown {
+    /// Nothing.
+    Nothing,
+    /// It asks for the same key itself and goes first: ask again.
+    Asks,
+    /// This job has it.
+    Job {
+        /// Its id,
+        job: JobId,
+        /// and its record as the sender has it.
+        value: Encoded,
+    },
 }
 
 /// Words about the tenants that have ledgers.

@@ -14,6 +14,7 @@ mod contact;
 mod durations;
 mod executor;
 mod groups;
+mod keys;
 pub mod message;
 mod moving;
 mod owner;

@@ -14,7 +14,7 @@ use super::acceptor::Value;
 use super::api::Flash;
 use super::message::{Message, Origin, RecordKey};
 use super::peer::{Peer, Timer};
-use super::propose::{OpResult, Task};
+use super::propose::{Fresh, OpResult, Task};
 use super::purpose::Purpose;
 use crate::base::{ContactId, Epoch, Home, Instant, JobId, PeerName, Span};
 use crate::model::record::{Change, ContactChange};
@@ -271,8 +271,10 @@ impl Peer {
             driven.idle_from.filter(|(v, _)| *v == record.version).unwrap_or((record.version, now));
         driven.idle_from = Some((version, since));
         if since != now {
-            // Its own hint may be old, too.
-            self.propose(Origin::Job(record.birth.clone()), Task::Read, Purpose::OwnerRead, PATIENCE);
+            // Its own hint may be old, too; or the only one, of a try that nobody else heard of.
+            let begun = record.version > 1 || record.key.is_none();
+            let purpose = if begun { Purpose::OwnerRead } else { Purpose::Unsettled(job) };
+            self.propose(Origin::Job(record.birth.clone()), Task::Read, purpose, PATIENCE);
         }
         if since != now
             && let Some(owner) = self.owner_of(record).filter(|o| *o != self.cfg.name)
@@ -583,6 +585,18 @@ impl Peer {
 
     /// A hint may also be ahead of the record: a value that only this disk took, since its proposer
     /// crashed. Acting on it for ever would leave the job standing; writing back settles which one holds.
+    /// A job with a key that this home alone was given: either it is begun, or the other homes have another job of the key.
+    pub(super) fn unsettled_read(&mut self, job: JobId, result: OpResult) {
+        match (self.acceptor.job_shared(&job), &result) {
+            (Some(record), OpResult::Missing) => {
+                let origin = Origin::Job(record.birth.clone());
+                let task = Task::Create(Box::new(Value::Job(record)), Fresh::No);
+                self.propose(origin, task, Purpose::OwnerRead, PATIENCE);
+            }
+            _ => self.owner_read(result),
+        }
+    }
+
     pub(super) fn owner_read(&mut self, result: OpResult) {
         let OpResult::Value { value: Value::Job(record), .. } = result else { return };
         if self.acceptor.job(&record.id()).is_some_and(|hint| *hint != *record) {

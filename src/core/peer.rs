@@ -13,6 +13,7 @@ use super::contact::Contacts;
 use super::durations::Durations;
 use super::executor::Executor;
 use super::groups::Gangs;
+use super::keys::Keys;
 use super::message::{Message, Prospects, RecordKey, SPEAKS_TERMS, Terms};
 use super::owner::Owner;
 use super::past::Past;
@@ -47,6 +48,8 @@ pub(super) enum Timer {
     Grants,
     /// A search for a job's homes ends.
     Locate(u64),
+    /// A key's question goes out again, or ends.
+    Key(crate::base::KeyId),
     /// The executor tries a close or a start report again.
     Attempt(super::api::AttemptKey),
     /// Home sets that are not what they should be, and records that were kept long enough.
@@ -68,6 +71,7 @@ pub struct Peer {
     pub(super) exec: Executor,
     pub(super) contacts: Contacts,
     pub(super) clients: Clients,
+    pub(super) keys: Keys,
     pub(super) keeper: Keeper,
     pub(super) past: Past,
     pub(super) tenants: Tenants,
@@ -104,7 +108,8 @@ impl Peer {
             owner: Owner::default(),
             exec: Executor::recover(&cfg, rows(Table::Attempts), rows(Table::Meta), now)?,
             contacts: Contacts::recover(rows(Table::Meta))?,
-            clients: Clients::recover(rows(Table::Meta), now.mono)?,
+            clients: Clients::default(),
+            keys: Keys::recover(rows(Table::Meta), now.mono)?,
             keeper: Keeper::default(),
             tenants: Tenants::recover(rows(Table::Meta))?,
             arrays: Arrays::default(),
@@ -222,6 +227,7 @@ impl Peer {
                 Timer::Queue => self.on_queue_timer(),
                 Timer::Grants => self.drop_old_claims(),
                 Timer::Locate(id) => self.on_locate_timer(id),
+                Timer::Key(key) => self.on_key_timer(key),
                 Timer::Attempt(key) => self.attempt_again(key),
                 Timer::Sweep => self.sweep(),
                 Timer::Past => self.on_past_timer(),
@@ -262,6 +268,7 @@ impl Peer {
             Message::Tenants(cards) => self.on_tenants(&cards),
             Message::TenantsWord(word) => self.on_tenants_word(from, word),
             Message::Reserve(word) => self.on_reserve_word(from, word),
+            Message::Key(word) => self.on_key_word(from, word),
         }
     }
 

@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::acceptor::{Handled, Room};
+use super::acceptor::{Handled, KEY_TAKEN, Room};
 use super::message::{
     AnswerBody, Ballot, Message, Origin, RecordKey, RegisterAnswer, RegisterBody, RegisterRequest,
 };
@@ -554,7 +554,9 @@ impl Peer {
             return self.op_end(op, OpResult::Missing);
         }
         if op.refusals.len() > homes - majority {
-            let why = op.refusals.values().next().cloned().unwrap_or_default();
+            // That its key is taken says something for good only where all of them say it.
+            let other = op.refusals.values().find(|why| *why != KEY_TAKEN);
+            let why = other.or(op.refusals.values().next()).cloned().unwrap_or_default();
             return self.op_end(op, OpResult::Rejected(why));
         }
         let enough = if matches!(op.task, Task::SettleAll) { homes } else { majority };
@@ -719,6 +721,11 @@ impl Peer {
             for write in self.acceptor.forget(job) {
                 self.write(write);
             }
+        }
+        if let (OpResult::Rejected(why), RecordKey::Job(job)) = (&result, &key)
+            && why == KEY_TAKEN
+        {
+            self.lost_its_key(job);
         }
         self.op_done(op.purpose, result);
         match self.proposer.lines.get_mut(&key).and_then(VecDeque::pop_front) {

@@ -21,6 +21,8 @@ pub enum Purpose {
         job: JobId,
         /// When the request came, and when it was proposed.
         begun: (WallTime, WallTime),
+        /// It was there before this request.
+        existed: bool,
     },
     /// A user's read, cancel or publish.
     Client {
@@ -37,6 +39,8 @@ pub enum Purpose {
     Place(JobId),
     /// The owner reads a record to refresh its hint.
     OwnerRead,
+    /// A home that does not act reads a record that it may be alone to hold.
+    Unsettled(JobId),
     /// The owner frees a job whose cluster was given up.
     Free(JobId),
     /// An observer reads a contact it has not seen yet.
@@ -113,12 +117,15 @@ impl Peer {
     pub(super) fn op_done(&mut self, purpose: Purpose, result: OpResult) {
         match purpose {
             Purpose::Nothing => {}
-            Purpose::Submit { token, job, begun } => self.client_submitted(token, job, begun, result),
+            Purpose::Submit { token, job, begun, existed } => {
+                self.client_submitted(token, job, begun, existed, result);
+            }
             Purpose::Client { token, job, request, begun } => {
                 self.client_done(token, job, *request, begun, result);
             }
             Purpose::Place(job) => self.owner_placed(job, result),
             Purpose::OwnerRead => self.owner_read(result),
+            Purpose::Unsettled(job) => self.unsettled_read(job, result),
             Purpose::Free(job) => self.owner_freed(job, result),
             Purpose::Observe(contact) => self.observe_result(contact, result),
             Purpose::TakeOver(contact, job, since) => self.took_over(contact, Some(job), since, result),

@@ -1,22 +1,23 @@
 //! Which jobs this disk holds, newest first, without looking at all of them: an index by the time of submission, one
-//! over all jobs and one per tenant.
+//! over all jobs and one per tenant; and which of them were submitted with an idempotency key.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::acceptor::Acceptor;
 use super::api::JobFilter;
 use super::value::Value;
-use crate::base::{JobId, WallTime};
+use crate::base::{JobId, KeyId, WallTime};
 use crate::model::JobRecord;
 
 /// When a job was submitted, and which: the order of every list.
 type At = (WallTime, JobId);
 
-/// Jobs by time.
+/// Jobs by time, and by key.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ByTime {
     all: BTreeSet<At>,
     by_tenant: BTreeMap<String, BTreeSet<At>>,
+    by_key: BTreeSet<(KeyId, JobId)>,
 }
 
 impl ByTime {
@@ -28,7 +29,10 @@ impl ByTime {
         };
         let same = match (before, after) {
             (Some(Value::Job(a)), Some(Value::Job(b))) => {
-                a.submitted_at == b.submitted_at && a.spec.tenant == b.spec.tenant && a.birth == b.birth
+                a.submitted_at == b.submitted_at
+                    && a.spec.tenant == b.spec.tenant
+                    && a.birth == b.birth
+                    && a.key == b.key
             }
             (before, after) => before.is_none() && after.is_none(),
         };
@@ -36,6 +40,9 @@ impl ByTime {
             return;
         }
         if let Some((at, record)) = place(before) {
+            if let Some(key) = record.key {
+                self.by_key.remove(&(key, at.1));
+            }
             self.all.remove(&at);
             if let Some(of_tenant) = self.by_tenant.get_mut(&record.spec.tenant) {
                 of_tenant.remove(&at);
@@ -45,6 +52,9 @@ impl ByTime {
             }
         }
         if let Some((at, record)) = place(after) {
+            if let Some(key) = record.key {
+                self.by_key.insert((key, at.1));
+            }
             self.all.insert(at);
             self.by_tenant.entry(record.spec.tenant.clone()).or_default().insert(at);
         }
@@ -63,6 +73,13 @@ impl ByTime {
 }
 
 impl Acceptor {
+    /// The newest job of an idempotency key, as this disk accepted it last. A key may come again once it is over.
+    pub fn of_key(&self, key: &KeyId) -> Option<&JobRecord> {
+        let of_key = (*key, JobId([0; 20]))..=(*key, JobId([0xff; 20]));
+        let jobs = self.by_time().by_key.range(of_key).filter_map(|(_, id)| self.job(id));
+        jobs.max_by_key(|record| (record.submitted_at, record.id()))
+    }
+
     /// The newest jobs that the filter lets through, as this disk accepted them last.
     pub fn scan(&self, filter: &JobFilter) -> Vec<&JobRecord> {
         let keep = |r: &&JobRecord| {

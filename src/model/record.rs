@@ -13,7 +13,9 @@ use super::array::{ArrayChange, ArrayOf, ArrayState};
 use super::groups::{GroupOf, GroupsChange, GroupsState};
 use super::reserve::{ReserveChange, ReserveState};
 use super::spec::JobSpec;
-use crate::base::{BoundedVec, ContactId, Epoch, Home, JobId, PeerName, Span, SpanId, TraceId, WallTime};
+use crate::base::{
+    BoundedVec, ContactId, Epoch, Home, JobId, KeyId, PeerName, Span, SpanId, TraceId, WallTime,
+};
 
 /// Largest encoded record.
 pub const RECORD_BYTES_MAX: usize = 64 * 1024;
@@ -89,6 +91,12 @@ impl Birth {
         out[8..].copy_from_slice(&rest[..12]);
         JobId(out)
     }
+}
+
+/// What a record keeps of its idempotency key. A key is of one tenant.
+pub fn key_id(tenant: &str, key: &str) -> KeyId {
+    let h = hash(&[b"key", tenant.as_bytes(), key.as_bytes()]);
+    KeyId(h[..20].try_into().expect("20 of 32"))
 }
 
 /// The id of a cluster's contact record of one series.
@@ -321,6 +329,9 @@ pub struct JobRecord {
     /// How far it has come, where it is a reservation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reserve: Option<ReserveState>,
+    /// The idempotency key that it was submitted with, hashed: every home knows by it that the job is there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<KeyId>,
     /// Fields of later versions; kept as found.
     #[serde(flatten)]
     pub ext: BTreeMap<String, serde_json::Value>,
@@ -542,6 +553,7 @@ impl JobRecord {
             generation: 0,
             moved_to: None,
             sealed: None,
+            key: None,
             ext: BTreeMap::new(),
         }
     }

@@ -56,6 +56,18 @@ pub struct ReserveSpec {
     pub until: WallTime,
 }
 
+impl ReserveSpec {
+    /// True if it was asked for from now on, at this time.
+    pub fn begins_at_once(&self, asked: WallTime) -> bool {
+        self.from <= asked && asked.0 - self.from.0 <= LATE_MAX_MS
+    }
+
+    /// For how many milliseconds.
+    pub fn length(&self) -> u64 {
+        self.until.0.saturating_sub(self.from.0)
+    }
+}
+
 /// How far a reservation has come.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ReserveState {

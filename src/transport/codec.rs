@@ -169,7 +169,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::base::{ContactId, Epoch, Home, JobId, PeerName, Span, StoreId};
+    use crate::base::{ContactId, Epoch, Home, JobId, KeyId, PeerName, Span, StoreId};
     use crate::core::api::Flash;
     use crate::core::message::*;
     use crate::model::record::*;
@@ -371,6 +371,14 @@ mod tests {
             (
                 Message::Reserve(hold),
                 "0f3c7b2268656c64223a7b226964223a22626565717363696a626565717363696a626565717363696a626565717363696a222c22726f756e64223a317d7d",
+            ),
+            (
+                Message::Key(KeyWord::Ask { key: KeyId([9; 20]), number: 5 }),
+                "1000090909090909090909090909090909090909090905",
+            ),
+            (
+                Message::Key(KeyWord::Told { key: KeyId([9; 20]), number: 5, knows: KeyKnown::Asks }),
+                "100109090909090909090909090909090909090909090501",
             ),
         ] {
             assert_eq!(HEXLOWER.encode(&encode(&message).expect("writes")), bytes, "{message:?}");

@@ -118,9 +118,11 @@ impl ApiError {
             Self::Overloaded => {
                 (S::SERVICE_UNAVAILABLE, "overloaded", "try again shortly, or at another peer")
             }
-            Self::TooSlow(_) => {
-                (S::GATEWAY_TIMEOUT, "timeout", "ask again with the same idempotency key or id; that is safe")
-            }
+            Self::TooSlow(_) => (
+                S::GATEWAY_TIMEOUT,
+                "timeout",
+                "ask again with the same idempotency key or id, at any peer; that is safe",
+            ),
             Self::Core(e) => core_parts(e),
             Self::Call(e) => call_parts(e),
             Self::Internal(_) => {
@@ -165,7 +167,7 @@ fn core_parts(error: &ClientError) -> (StatusCode, &'static str, &'static str) {
         ClientError::Unknown { .. } => (
             S::GATEWAY_TIMEOUT,
             "outcome_unknown",
-            "ask again with the same idempotency key or id; that is safe",
+            "ask again with the same idempotency key or id, at any peer; that is safe",
         ),
         ClientError::DiskFull => (
             S::SERVICE_UNAVAILABLE,
@@ -203,6 +205,11 @@ fn core_parts(error: &ClientError) -> (StatusCode, &'static str, &'static str) {
             "list tenants with `starling tenant list`; a limit just set may take seconds to be known here",
         ),
         ClientError::NoShare(..) => (S::NOT_FOUND, "no_share", "see `starling tenant show NAME`"),
+        ClientError::KeyUndecided(_) => (
+            S::SERVICE_UNAVAILABLE,
+            "key_undecided",
+            "try again with the same key, at any peer; if you never used it before, another key may do at once",
+        ),
         ClientError::KeyReused(_) => (S::CONFLICT, "key_reused", "use a fresh key for another job"),
     }
 }
@@ -214,9 +221,11 @@ fn call_parts(error: &CallError) -> (StatusCode, &'static str, &'static str) {
         CallError::Unreachable(..) => {
             (S::SERVICE_UNAVAILABLE, "unreachable", "see `starling links`; try again, or at another peer")
         }
-        CallError::Timeout(..) => {
-            (S::GATEWAY_TIMEOUT, "timeout", "the outcome is unknown; ask again, that is safe")
-        }
+        CallError::Timeout(..) => (
+            S::GATEWAY_TIMEOUT,
+            "timeout",
+            "the outcome is unknown; ask again with the same idempotency key or id, at any peer; that is safe",
+        ),
         CallError::Stopping => (S::SERVICE_UNAVAILABLE, "stopping", "ask another peer (--peer)"),
         CallError::Invalid(_) => (S::CONFLICT, "refused", "see the message"),
     }

@@ -1,12 +1,14 @@
 //! Reads what comes with a request; whatever does not read is a JSON error like any other.
 
+use std::fmt;
+
 use axum::body::{Body, Bytes};
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::HeaderMap;
 use axum::http::request::Parts;
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde::de::{DeserializeOwned, Error as _, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use serde_json::{Map, Value};
 
 use super::limits::BODY_BYTES_MAX;
 use super::{ApiError, ApiResult};
@@ -130,7 +132,69 @@ impl Bounded {
     /// Reads a JSON body; an empty one reads as `{}`.
     pub fn json<T: DeserializeOwned>(&self) -> ApiResult<T> {
         let bytes: &[u8] = if self.0.is_empty() { b"{}" } else { &self.0 };
-        serde_json::from_slice(bytes).map_err(|e| ApiError::BadRequest(format!("body: {e}")))
+        once(bytes)
+    }
+}
+
+/// Reads JSON in which no name is written twice, at any depth: of two values one would be silently dropped.
+fn once<T: DeserializeOwned>(bytes: &[u8]) -> ApiResult<T> {
+    let wrong = |e: serde_json::Error| ApiError::BadRequest(format!("body: {e}"));
+    let Once(value) = serde_json::from_slice(bytes).map_err(wrong)?;
+    serde_json::from_value(value).map_err(wrong)
+}
+
+/// A JSON value whose objects have each name once.
+struct Once(Value);
+
+impl<'de> Deserialize<'de> for Once {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_any(OnceVisitor)
+    }
+}
+
+struct OnceVisitor;
+
+impl<'de> Visitor<'de> for OnceVisitor {
+    type Value = Once;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON value")
+    }
+    fn visit_unit<E>(self) -> Result<Once, E> {
+        Ok(Once(Value::Null))
+    }
+    fn visit_bool<E>(self, value: bool) -> Result<Once, E> {
+        Ok(Once(value.into()))
+    }
+    fn visit_u64<E>(self, value: u64) -> Result<Once, E> {
+        Ok(Once(value.into()))
+    }
+    fn visit_i64<E>(self, value: i64) -> Result<Once, E> {
+        Ok(Once(value.into()))
+    }
+    fn visit_f64<E>(self, value: f64) -> Result<Once, E> {
+        Ok(Once(value.into()))
+    }
+    fn visit_str<E>(self, value: &str) -> Result<Once, E> {
+        Ok(Once(value.into()))
+    }
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Once, A::Error> {
+        let mut list = Vec::new();
+        while let Some(Once(item)) = items.next_element()? {
+            list.push(item);
+        }
+        Ok(Once(Value::Array(list)))
+    }
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Once, A::Error> {
+        let mut object = Map::new();
+        while let Some((name, Once(value))) = entries.next_entry::<String, Once>()? {
+            if object.contains_key(&name) {
+                let name: String = name.chars().take(40).collect();
+                return Err(A::Error::custom(format!("{name:?} is written twice: keep one")));
+            }
+            object.insert(name, value);
+        }
+        Ok(Once(Value::Object(object)))
     }
 }
 
@@ -151,9 +215,13 @@ struct Envelope {
     key: Option<String>,
 }
 
-/// The `Idempotency-Key` header.
+/// The `Idempotency-Key` header; the same one may come twice.
 pub fn key(headers: &HeaderMap) -> ApiResult<Option<String>> {
-    let Some(value) = headers.get("idempotency-key") else { return Ok(None) };
+    let mut values = headers.get_all("idempotency-key").iter();
+    let Some(value) = values.next() else { return Ok(None) };
+    if values.any(|other| other != value) {
+        return Err(ApiError::BadRequest("Idempotency-Key: two headers name different keys".into()));
+    }
     let text = value.to_str().map_err(|_| ApiError::BadRequest("Idempotency-Key: not ASCII".into()))?;
     checked_key(Some(text.to_owned()))
 }
@@ -193,9 +261,7 @@ fn envelope(text: &str) -> ApiResult<Option<Envelope>> {
         return Ok(None);
     }
     match serde_json::from_str::<Value>(text) {
-        Ok(value) if value.get("spec").is_some() => {
-            serde_json::from_value(value).map(Some).map_err(|e| ApiError::BadRequest(format!("body: {e}")))
-        }
+        Ok(value) if value.get("spec").is_some() => once(text.as_bytes()).map(Some),
         _ => Ok(None),
     }
 }

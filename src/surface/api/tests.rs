@@ -72,6 +72,10 @@ async fn bad_submissions_name_what_is_wrong_and_store_nothing() {
         ("", 422, "invalid_spec"),
         (r#"{"spec": {"run": "x"}, "kee": "k"}"#, 400, "bad_request"),
         (r#"{"spec": {"run": "x"}, "key": "a b"}"#, 400, "bad_request"),
+        (r#"{"spec": {"run": "x"}, "spec": {"run": "y"}, "key": "k"}"#, 400, "bad_request"),
+        (r#"{"spec": {"run": "x"}, "key": "k", "key": "l"}"#, 400, "bad_request"),
+        (r#"{"spec": {"run": "x", "run": "y"}}"#, 400, "bad_request"),
+        (r#"{"spec": {"run": "x", "env": {"A": "1", "A": "2"}}}"#, 400, "bad_request"),
     ] {
         let (got, answer) = json_of(&app, "POST", "/v1/jobs", body).await;
         assert_eq!((got, code(&answer)), (status, want), "{answer}");
@@ -85,6 +89,32 @@ async fn bad_submissions_name_what_is_wrong_and_store_nothing() {
 }
 
 #[tokio::test]
+async fn no_body_has_a_name_twice_and_no_request_two_keys() {
+    let app = router(Fake::new("a"));
+    for (method, path, body) in [
+        ("PUT", "/v1/tenants/x", r#"{"gpus": 2, "gpus": 3}"#),
+        ("PUT", "/v1/tenants/x", r#"{"keep": {"a": 1, "a": 2}}"#),
+        ("POST", "/v1/tenants/x/reclaim", r#"{"cluster": "a", "cluster": "b"}"#),
+        ("POST", "/v1/reservations", r#"{"gpus": 1, "for": "1h", "gpus": 2}"#),
+        ("POST", "/v1/jobs/abcd/checkpoint", r#"{"epoch": 1, "uri": "a", "uri": "b"}"#),
+        ("POST", "/v1/jobs/abcd/move", r#"{"to": "a", "to": "b"}"#),
+        ("POST", "/v1/jobs/abcd/confirm-lost", r#"{"epoch": 1, "epoch": 2}"#),
+        ("POST", "/v1/silences", r#"{"for": "1h", "for": "2h"}"#),
+    ] {
+        let (status, answer) = json_of(&app, method, path, body).await;
+        assert_eq!((status, code(&answer)), (400, "bad_request"), "{path}: {answer}");
+        let message = answer["error"]["message"].as_str().unwrap_or_default();
+        assert!(message.contains("written twice"), "{path}: {message}");
+    }
+    for (second, want) in [("one", 201), ("two", 400)] {
+        let request =
+            Request::post("/v1/jobs").header("idempotency-key", "one").header("idempotency-key", second);
+        let response = app.clone().oneshot(request.body(Body::from(JOB)).expect("request")).await;
+        assert_eq!(response.expect("infallible").status().as_u16(), want, "{second}");
+    }
+}
+
+#[tokio::test]
 async fn errors_of_the_core_keep_their_meaning() {
     let fake = Fake::new("a");
     let app = router(fake.clone());
@@ -93,6 +123,7 @@ async fn errors_of_the_core_keep_their_meaning() {
         (ClientError::Unknown { answered: 1, needed: 2, job }, 504, "outcome_unknown"),
         (ClientError::DiskFull, 503, "disk_full"),
         (ClientError::NoHomes { alive: 1, needed: 3 }, 503, "no_homes"),
+        (ClientError::KeyUndecided("b does not answer".into()), 503, "key_undecided"),
         (ClientError::FitsNowhere { nearest: "a".into(), missing: "8 H100".into() }, 422, "fits_nowhere"),
         (ClientError::TooLarge(70_000), 413, "too_large"),
     ] {

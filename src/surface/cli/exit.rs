@@ -11,7 +11,7 @@ pub const EXIT_CODES: &[(u8, &str)] = &[
     (NOT_FOUND, "no such job, cluster, member or log"),
     (UNREACHABLE, "no peer answers at the address, or the cluster that has the answer cannot be reached"),
     (REFUSED, "refused: a conflict, no right, or no room; nothing changed"),
-    (UNKNOWN, "outcome unknown or time is up: ask again with the same key or id, that is safe"),
+    (UNKNOWN, "outcome unknown or time is up: ask again with the same key or id, at any peer: that is safe"),
     (PARTIAL, "`jobs --complete`: some members did not answer"),
     (FAULT, "a fault of Starling or of this machine: please report it"),
 ];
@@ -89,7 +89,7 @@ impl Failure {
                 "start one with `starling up`, or name another with --peer or STARLING_PEER".to_owned(),
             ),
             Self::Client(ClientFailure::Broken(..)) => {
-                ("outcome_unknown", "ask again with the same key or id; that is safe".to_owned())
+                ("outcome_unknown", "ask again with the same key or id, at any peer; that is safe".to_owned())
             }
             Self::Client(ClientFailure::Protocol(..)) => {
                 ("protocol", "is this a Starling peer of a like version? see `starling peer`".to_owned())

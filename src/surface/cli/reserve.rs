@@ -69,13 +69,12 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 const ANSWERED_WITHIN: Duration = Duration::from_secs(90);
 const ASK_EVERY: Duration = Duration::from_millis(250);
 
-fn body(args: &ReserveArgs, now: WallTime) -> Value {
+fn body(args: &ReserveArgs) -> Value {
     let mut body = json!({
         "tenant": args.tenant,
         "gpus": args.gpus,
         "for": format!("{}ms", args.length.as_millis()),
-        // One moment, also when it is asked again.
-        "from": if args.from == "now" { json!(now.0) } else { json!(args.from) },
+        "from": args.from,
     });
     let mut put = |key: &str, value: Value| {
         if let Some(map) = body.as_object_mut() {
@@ -99,7 +98,7 @@ fn body(args: &ReserveArgs, now: WallTime) -> Value {
 
 /// `starling reserve …`
 pub async fn reserve(asking: &Asking, args: ReserveArgs) -> CommandResult {
-    let payload = body(&args, wall_now()).to_string().into_bytes();
+    let payload = body(&args).to_string().into_bytes();
     let headers: Vec<_> = args.key.iter().map(|key| ("idempotency-key", key.clone())).collect();
     let sent = Some(("application/json", payload));
     let taken: SubmitDocument =
@@ -248,13 +247,12 @@ mod tests {
             key: None,
             no_wait: false,
         };
-        let asked = body(&args, WallTime(5));
-        let same =
-            json!({"tenant": "t", "gpus": 8, "gpu": ["H100"], "cluster": ["a"], "from": 5, "for": "60000ms"});
+        let asked = body(&args);
+        let same = json!({"tenant": "t", "gpus": 8, "gpu": ["H100"], "cluster": ["a"], "from": "now", "for": "60000ms"});
         assert_eq!(asked, same);
         let later =
             ReserveArgs { from: "2030-01-01T00:00:00Z".into(), cluster: vec![], clusters: Some(2), ..args };
-        let asked = body(&later, WallTime(5));
+        let asked = body(&later);
         assert_eq!((&asked["from"], &asked["clusters"]), (&json!("2030-01-01T00:00:00Z"), &json!(2)));
     }
 }
