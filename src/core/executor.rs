@@ -161,6 +161,8 @@ pub(super) struct Executor {
     reported: Option<Instant>,
     /// GPUs of all claims.
     queued_gpus: u64,
+    /// What others wait for in the queue of the scheduler below.
+    waiting_below: super::api::Waiting,
     flashed: Option<(Instant, BTreeMap<String, u32>)>,
     /// When places and estimates were made.
     prospects_at: Option<Instant>,
@@ -209,6 +211,7 @@ impl Executor {
             report_dirty: true,
             reported: None,
             queued_gpus: 0,
+            waiting_below: super::api::Waiting::default(),
             flashed: None,
             prospects_at: None,
             closed_below: None,

@@ -73,12 +73,34 @@ pub struct GuardSpec {
     /// The signal that gives notice; none is SIGTERM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notice_signal: Option<i32>,
+    /// Who gets that signal.
+    #[serde(default)]
+    pub notice_to: NoticeTo,
+    /// It comes so long before `max_runtime` is over, too, and the contact's notice is as long where the grace allows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warn_before: Option<Span>,
+    /// A shell script that is run beside the programs when they get that signal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warn_command: Option<String>,
     /// What programs write goes to the guard's own standard outputs: where a scheduler keeps those.
     #[serde(default)]
     pub echo: bool,
     /// The peer is on another machine: how it is asked. `renewed_at` and `boot` mean nothing then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remote: Option<Remote>,
+}
+
+/// Who of a rank's processes gets the notice's signal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NoticeTo {
+    /// Its whole group.
+    #[default]
+    All,
+    /// Its first process: the shell of a batch script.
+    First,
+    /// All but the first, where there are others: what the script started.
+    Others,
 }
 
 fn is_empty(staging: &Staging) -> bool {

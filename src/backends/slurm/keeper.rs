@@ -464,16 +464,24 @@ impl Keeper {
         let Some(live) = all.get_mut(&key) else { return };
         let since = live.asking_why.as_ref().map_or(clock::now(), |(at, _)| *at);
         live.asking_why = Some((since, ended.clone()));
-        let native = live.seen.clone().filter(|n| n.state.is_over());
-        drop(all);
-        match native {
-            Some(native) => {
-                let outcome = slurm_outcome(&native).unwrap_or(ended.outcome.clone());
-                self.write_end(key, Ended { outcome, ..ended });
-            }
-            None if clock::now().since(since) > WHY_PATIENCE => self.write_end(key, ended),
-            None => {}
+        let late = clock::now().since(since) > WHY_PATIENCE;
+        // Our own cancel is not somebody's wish.
+        let tidied = live.cancelled && live.hold.stop.is_none();
+        let native = live.seen.clone();
+        // Whatever Slurm means to do with it under this number: its right to run is spent.
+        let left =
+            live.number().filter(|_| !native.as_ref().is_some_and(|n| n.state.is_over()) && !live.cancelled);
+        let why = native.and_then(|n| why_ended(&n, tidied)).or(late.then_some(None));
+        if why.is_some() && left.is_some() {
+            live.cancelled = true;
         }
+        drop(all);
+        let Some(why) = why else { return };
+        if let Some(id) = left {
+            self.out.act(Act::Cancel(key, id));
+        }
+        let outcome = why.unwrap_or(ended.outcome.clone());
+        self.write_end(key, Ended { outcome, ..ended });
     }
 
     /// Looks into an attempt's folder.
@@ -880,6 +888,19 @@ impl Live {
     }
     fn number(&self) -> Option<u64> {
         self.seen.as_ref().map(|n| n.id).or(self.native)
+    }
+}
+
+/// Why Slurm told an attempt's guard to end, as the attempt's batch job shows it: none where it does not yet, an
+/// inner none where it never will. A batch job that waits, or ended in its own way after it was started again, was
+/// requeued: its second guard found the right to run taken.
+fn why_ended(job: &NativeJob, tidied: bool) -> Option<Option<Outcome>> {
+    let requeued = Outcome::Stopped("requeued by Slurm".into());
+    match job.state {
+        NativeState::Pending => Some(Some(requeued)),
+        NativeState::Active | NativeState::Other => None,
+        NativeState::Cancelled if tidied => Some((job.restarts > 0).then_some(requeued)),
+        _ => Some(slurm_outcome(job).or((job.restarts > 0).then_some(requeued))),
     }
 }
 
