@@ -29,7 +29,7 @@ use tokio_util::task::TaskTracker;
 
 use self::driver::{Driver, DriverError};
 use self::keeper::{Act, Keeper};
-use self::nodes::NodeMap;
+use self::nodes::{Doubt, NodeMap};
 use super::local::files::{optional, read_json};
 use super::local::{LogLimits, clock};
 use super::{Backend, Discovery, line};
@@ -307,20 +307,6 @@ impl Backend for SlurmBackend {
 
     fn logs(&self, key: AttemptKey) -> Option<Vec<PathBuf>> {
         self.keeper.logs(key)
-    }
-}
-
-/// An empty list is believed when it comes a second time in a row: one alone may be a controller that has not read its
-/// state yet, or an answer that was lost on the way.
-#[derive(Debug, Default)]
-struct Doubt {
-    empty: bool,
-}
-
-impl Doubt {
-    fn believes(&mut self, empty: bool) -> bool {
-        let before = std::mem::replace(&mut self.empty, empty);
-        !empty || before
     }
 }
 

@@ -147,6 +147,21 @@ impl NodeMap {
     }
 }
 
+/// An empty list is believed when it comes a second time in a row: one alone may be a controller that has not read its
+/// state yet, or an answer that was lost on the way.
+#[derive(Debug, Default)]
+pub(super) struct Doubt {
+    empty: bool,
+}
+
+impl Doubt {
+    /// Whether a list counts, that is empty or not.
+    pub(super) fn believes(&mut self, empty: bool) -> bool {
+        let before = std::mem::replace(&mut self.empty, empty);
+        !empty || before
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::driver::Part;
