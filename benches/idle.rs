@@ -248,7 +248,7 @@ async fn start(
 ) -> anyhow::Result<Running> {
     let name = PeerName::new(&format!("p{n:03}")).ok().context("a peer's name")?;
     let mut settings = Settings::new(root.join(name.as_str()));
-    settings.wish = Wish { name: Some(name), join };
+    settings.wish = Wish { name: Some(name), join: join.map(|(token, at)| (token, at.to_string())) };
     // No attempt is started here; a guard would be this binary otherwise.
     settings.self_exe = Some(env!("CARGO_BIN_EXE_starling").into());
     Ok(up(settings).await?)

@@ -1,10 +1,13 @@
 //! What `deploy/` promises, read as its user would run it: every path that the container file copies is there and not
-//! ignored, it runs as nobody in particular, and what it and the units start is a command line that the CLI takes.
+//! ignored, it runs as nobody in particular, and what it, the units and the Kubernetes peer start is a command line that
+//! the CLI takes. The image itself is built and run where a static binary is given: `system/peer_image.rs`.
 
 use std::fs;
 use std::path::Path;
 
 use clap::Parser;
+use serde_json::Value;
+use starling::model::config::Config;
 use starling::surface::cli::{Cli, Command};
 
 fn root() -> &'static Path {
@@ -48,15 +51,54 @@ fn words(json: &str) -> Vec<String> {
         .unwrap_or_else(|e| panic!("{json}: must be a list, so that no shell is needed: {e}"))
 }
 
+/// Files that the sources carry along, from outside their folder. Tests are not built into the image.
+fn carried(folder: &Path, found: &mut Vec<String>) {
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("readable").path();
+        if path.is_dir() {
+            carried(&path, found);
+            continue;
+        }
+        if path.extension().is_none_or(|e| e != "rs") || path.to_string_lossy().contains("tests") {
+            continue;
+        }
+        let text = fs::read_to_string(&path).expect("UTF-8");
+        let here = path.parent().expect("a folder");
+        for start in ["include_str!(\"", "include_bytes!(\""] {
+            for file in text.split(start).skip(1).filter_map(|rest| rest.split('"').next()) {
+                let real = here.join(file).canonicalize().unwrap_or_else(|e| panic!("{file}: {e}"));
+                let inside = real.strip_prefix(root()).expect("in the repository");
+                found.push(inside.to_str().expect("UTF-8").to_owned());
+            }
+        }
+    }
+}
+
+/// The last stage's own words.
+fn last<'a>(all: &'a [(String, String)], word: &str) -> Option<&'a str> {
+    all.iter().rev().find(|(w, _)| w == word).map(|(_, rest)| rest.as_str())
+}
+
 #[test]
 fn the_container_file_copies_what_is_there_and_runs_as_nobody() {
     let all = instructions(&read("deploy/Containerfile"));
     let rules = read(".containerignore");
     let mut stages: Vec<&str> = Vec::new();
     let mut copied = Vec::new();
+    // Which stage the binary comes from; unless told otherwise, from source.
+    let chosen = all.iter().find_map(|(w, r)| (w == "ARG").then(|| r.strip_prefix("FROM="))?);
+    assert_eq!(chosen, Some("compiled"));
     for (word, rest) in &all {
         match word.as_str() {
-            "FROM" => stages.push(rest.rsplit_once(" AS ").map_or(rest, |(_, name)| name)),
+            "FROM" => {
+                let (base, name) = rest.rsplit_once(" AS ").unwrap_or((rest, rest));
+                if base == "${FROM}" {
+                    assert!(["compiled", "given"].iter().all(|s| stages.contains(s)), "{stages:?}");
+                }
+                stages.push(name);
+            }
+            // The folder of a binary that is there already is somebody else's.
+            "COPY" if stages.last() == Some(&"given") => assert_eq!(rest, ". /out/"),
             "COPY" => {
                 let (flags, paths): (Vec<&str>, Vec<&str>) =
                     rest.split_whitespace().partition(|w| w.starts_with("--"));
@@ -72,7 +114,7 @@ fn the_container_file_copies_what_is_there_and_runs_as_nobody() {
                     copied.push(path.to_owned());
                 }
             }
-            "RUN" | "WORKDIR" | "USER" | "VOLUME" | "EXPOSE" | "ENTRYPOINT" | "CMD" => {}
+            "ARG" | "ENV" | "RUN" | "WORKDIR" | "USER" | "VOLUME" | "EXPOSE" | "ENTRYPOINT" | "CMD" => {}
             other => panic!("{other}: this test does not know what it does"),
         }
     }
@@ -83,12 +125,18 @@ fn the_container_file_copies_what_is_there_and_runs_as_nobody() {
             assert!(copied.iter().any(|c| path.starts_with(&format!("{c}/"))), "{path} is not copied");
         }
     }
+    let mut along = Vec::new();
+    carried(&root().join("src"), &mut along);
+    assert!(along.iter().any(|f| f == "docs/examples/awk.yaml"), "{along:?}");
+    for file in along {
+        assert!(copied.iter().any(|c| file.starts_with(&format!("{c}/"))), "{file} is not copied");
+    }
     assert!(
         ignored(&rules, "target/debug")
             && ignored(&rules, ".git")
             && !ignored(&rules, "docs/examples/awk.yaml")
     );
-    let last = |word: &str| all.iter().rev().find(|(w, _)| w == word).map(|(_, rest)| rest.as_str());
+    let last = |word: &str| last(&all, word);
     let user = last("USER").expect("it says who it runs as");
     let id: u32 =
         user.split(':').next().and_then(|n| n.parse().ok()).expect("a number: the base has no names");
@@ -100,6 +148,26 @@ fn the_container_file_copies_what_is_there_and_runs_as_nobody() {
     let cli = Cli::try_parse_from(&line).unwrap_or_else(|e| panic!("{line:?}: {e}"));
     let volume = Path::new(last("VOLUME").expect("its state outlives it"));
     assert_eq!(cli.global.state.as_deref(), Some(volume));
+    // Its volume is made in the image as that user's, and nothing else is: runtimes copy who owns it.
+    let of_binary: Vec<&str> = all
+        .iter()
+        .filter(|(w, r)| w == "COPY" && r.starts_with("--from=binary"))
+        .map(|(_, r)| r.as_str())
+        .collect();
+    let own =
+        format!("--from=binary --chown={user} /out/var/ {}/", volume.parent().expect("a folder").display());
+    assert_eq!(of_binary, ["--from=binary --chown=0:0 /out/root/ /", &own]);
+    let made = all
+        .iter()
+        .find(|(w, r)| w == "RUN" && r.starts_with("mkdir"))
+        .map(|(_, r)| r)
+        .expect("it is laid out");
+    let folder = format!("/out/var/{}", volume.file_name().and_then(|n| n.to_str()).expect("a name"));
+    assert!(made.contains(&folder) && made.contains(&format!("/out/root{}", line[0])), "{made}");
+    // `starling clusters` in the container asks its own peer.
+    let env = last("ENV").expect("there");
+    let bin = Path::new(&line[0]).parent().expect("a folder");
+    assert_eq!(env, format!("PATH={} STARLING_STATE={}", bin.display(), volume.display()));
     let Command::Up(up) = cli.command else { panic!("{line:?} starts no peer") };
     let port = up.listen.expect("it listens").port();
     assert_eq!(last("EXPOSE"), Some(format!("{port}/udp").as_str()));
@@ -132,4 +200,77 @@ fn the_units_start_what_the_binary_takes() {
         assert!(value("TimeoutStopSec").parse::<u32>().is_ok_and(|s| s > 30), "{name}");
     }
     assert_eq!(units, 2, "one for each backend that runs on a machine");
+}
+
+/// What deploy/kubernetes/peer.yaml says of the image is what deploy/Containerfile makes.
+#[test]
+fn the_kubernetes_peer_is_the_image_s() {
+    let all = instructions(&read("deploy/Containerfile"));
+    let last = |word: &str| last(&all, word).unwrap_or_else(|| panic!("no {word}"));
+    let text = read("deploy/kubernetes/peer.yaml");
+    let objects: Vec<Value> =
+        text.split("\n---\n").map(|one| serde_saphyr::from_str(one).expect("YAML")).collect();
+    let set = objects.iter().find(|o| o["kind"] == "StatefulSet").expect("there");
+    let (pod, peer) = (&set["spec"]["template"]["spec"], &set["spec"]["template"]["spec"]["containers"][0]);
+    let strings = |list: &Value| -> Vec<String> {
+        list.as_array().into_iter().flatten().map(|w| w.as_str().expect("a word").to_owned()).collect()
+    };
+    let mounts: Vec<&str> = peer["volumeMounts"]
+        .as_array()
+        .expect("mounts")
+        .iter()
+        .map(|m| m["mountPath"].as_str().expect("a path"))
+        .collect();
+
+    // Its arguments follow the image's entry point, on its volume, with the configuration that is mounted.
+    assert!(peer["command"].is_null());
+    let entry = words(last("ENTRYPOINT"));
+    let line: Vec<String> = entry.iter().cloned().chain(strings(&peer["args"])).collect();
+    let cli = Cli::try_parse_from(&line).unwrap_or_else(|e| panic!("{line:?}: {e}"));
+    let volume = Path::new(last("VOLUME"));
+    assert_eq!(cli.global.state.as_deref(), Some(volume));
+    let Command::Up(up) = cli.command else { panic!("{line:?} starts no peer") };
+    let config = up.config.expect("a configuration");
+    assert_eq!(config.file_name().and_then(|n| n.to_str()), Some("starling.toml"), "as the ConfigMap has it");
+    let (state, etc) =
+        (volume.to_str().expect("UTF-8"), config.parent().and_then(Path::to_str).expect("a folder"));
+    assert_eq!(mounts, [state, etc, "/tmp"], "nothing else of it can be written");
+    let probe = strings(&peer["readinessProbe"]["exec"]["command"]);
+    assert_eq!(probe[0], entry[0], "there is no shell and no PATH to ask");
+    let asks = Cli::try_parse_from(&probe).unwrap_or_else(|e| panic!("{probe:?}: {e}"));
+    assert_eq!(asks.global.state.as_deref(), Some(volume));
+    // Killing it when it is slow would only make it slower; it ends by itself where it must.
+    assert!(peer["livenessProbe"].is_null());
+
+    // It is the image's user, who owns the volume and needs nothing more.
+    let rights = &pod["securityContext"];
+    for id in ["runAsUser", "runAsGroup", "fsGroup"] {
+        assert!(
+            last("USER").split(':').any(|u| rights[id].as_u64() == u.parse().ok()),
+            "{id}: {}",
+            rights[id]
+        );
+    }
+    assert_eq!(rights["runAsNonRoot"], true);
+    assert_eq!(peer["securityContext"]["readOnlyRootFilesystem"], true);
+    assert_eq!(peer["securityContext"]["allowPrivilegeEscalation"], false);
+
+    // What it listens on is what the Service and the pod name.
+    let file = read("deploy/kubernetes/starling.toml");
+    let config = Config::check(&file).unwrap_or_else(|e| panic!("{e:?}"));
+    let ports = |list: &Value, key: &str| -> Vec<(u64, String)> {
+        let one =
+            |p: &Value| (p[key].as_u64().expect("a port"), p["protocol"].as_str().expect("which").to_owned());
+        list.as_array().expect("ports").iter().map(one).collect()
+    };
+    let wanted = [
+        (u64::from(config.listen.port()), "UDP".to_owned()),
+        (u64::from(config.kubernetes.guard_listen.port()), "TCP".to_owned()),
+    ];
+    assert_eq!(ports(&peer["ports"], "containerPort"), wanted);
+    let service = objects.iter().find(|o| o["kind"] == "Service").expect("there");
+    assert_eq!(ports(&service["spec"]["ports"], "port"), wanted);
+    // It gets the time that it takes to stop.
+    let grace = pod["terminationGracePeriodSeconds"].as_u64().expect("seconds");
+    assert!(grace * 1_000_000 > config.shutdown.deadline.0, "{grace} s");
 }

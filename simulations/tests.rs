@@ -218,7 +218,7 @@ fn planted_bugs_are_found() {
 
 #[test]
 fn contact_costs_the_same_with_any_number_of_jobs() {
-    let (few, many) = (contact::cost(12, 12, 40), contact::cost(12, 600, 40));
+    let (few, many) = (contact::cost(12, 12, 60, 40), contact::cost(12, 600, 60, 40));
     let (few, many) = (few.expect("they run"), many.expect("they run"));
     assert!(few.contact.messages > 0.1 && few.contact.syncs > 0.1, "{few:?}");
     let near = |a: f64, b: f64| (0.9..1.1).contains(&(a / b));

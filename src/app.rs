@@ -156,6 +156,10 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
     for note in &found.notes {
         tracing::info!("{note}");
     }
+    // A witness uses nothing of it anyway.
+    for warning in found.warnings.iter().filter(|_| !settings.witness) {
+        tracing::warn!("{warning}");
+    }
     let nodes = if settings.witness { Vec::new() } else { found.nodes.clone() };
     let mut schedule = settings.schedule.clone();
     for (group, topology) in backend.topologies() {

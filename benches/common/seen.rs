@@ -153,7 +153,10 @@ async fn start(
     join: Option<(String, std::net::SocketAddr)>,
 ) -> anyhow::Result<Running> {
     let mut settings = Settings::new(root.join(name(n)));
-    settings.wish = Wish { name: Some(PeerName::new(&name(n)).ok().context("a peer's name")?), join };
+    settings.wish = Wish {
+        name: Some(PeerName::new(&name(n)).ok().context("a peer's name")?),
+        join: join.map(|(token, at)| (token, at.to_string())),
+    };
     settings.self_exe = Some(env!("CARGO_BIN_EXE_starling").into());
     settings.nodes = vec![NodeCapacity {
         name: "n".into(),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use starling::base::{Bytes, Instant, MilliCpu, PeerName, Span, StoreId, WallTime};
-use starling::core::message::{RecordKey, SPEAKS};
+use starling::core::message::{AnswerBody, RecordKey, RegisterBody, SPEAKS};
 use starling::core::{
     BackendCommand, BackendEvent, ClientRequest, ClientResponse, CoreConfig, DiskImage, Input, Message, Now,
     Output, Peer,
@@ -28,8 +28,6 @@ const VIEW_EVERY: Span = Span::secs(2);
 const SUBMITS_PER_S: u64 = 2;
 /// All jobs must run within this after the last was submitted.
 const START_WITHIN: Span = Span::secs(300);
-/// Then this passes until anything is counted.
-const REST: Span = Span::secs(60);
 
 enum Event {
     Submit(usize),
@@ -48,7 +46,7 @@ struct Node {
     wakes: u64,
 }
 
-#[derive(Default)]
+#[derive(Default, Clone, Copy)]
 struct Count {
     messages: u64,
     bytes: u64,
@@ -62,6 +60,14 @@ impl Count {
     }
 }
 
+/// Of contacts, of all else, and the messages of all else by what they are.
+#[derive(Default)]
+struct Counts {
+    contact: Count,
+    other: Count,
+    kinds: BTreeMap<&'static str, Count>,
+}
+
 struct Mesh {
     now: Instant,
     agenda: Agenda<Event>,
@@ -70,7 +76,7 @@ struct Mesh {
     /// GPUs of a cluster: one for each job that it is to run.
     gpus: u32,
     running: usize,
-    counts: Option<(Count, Count)>,
+    counts: Option<Counts>,
     error: Option<String>,
 }
 
@@ -106,8 +112,32 @@ fn is_contact(message: &Message) -> bool {
     matches!(key, RecordKey::Contact(_))
 }
 
-/// Lets so many jobs run, one GPU each, and counts for so long.
-pub fn run(peers: usize, running: usize, seconds: u64) -> Result<Cost, String> {
+/// What a message that is of no contact is, in words.
+fn kind(message: &Message) -> &'static str {
+    match message {
+        Message::Register(request) => match request.body {
+            RegisterBody::Read => "read a record",
+            RegisterBody::Prepare { .. } => "prepare",
+            RegisterBody::Accept { .. } => "accept",
+            RegisterBody::Forget => "forget",
+        },
+        Message::Answer(answer) => match answer.body {
+            AnswerBody::State { .. } => "answer to a read",
+            _ => "answer to a change",
+        },
+        Message::Look { .. } => "look at a job",
+        Message::Claim(_) | Message::ClaimWith { .. } | Message::Withdraw { .. } => "claim",
+        Message::Grant { .. } | Message::ClaimState { .. } | Message::ClaimStateWith { .. } => {
+            "grant or place"
+        }
+        Message::Disk(_) => "past of a disk",
+        Message::Tenants(_) | Message::TenantsWord(_) => "tenants",
+        _ => "rest",
+    }
+}
+
+/// Lets so many jobs run, one GPU each, rests, and counts for so long.
+pub fn run(peers: usize, running: usize, rest: u64, seconds: u64) -> Result<Cost, String> {
     let gpus = u32::try_from(running.div_ceil(peers)).map_err(|e| e.to_string())?;
     let mut mesh = Mesh {
         now: Instant(1_000_000),
@@ -139,15 +169,17 @@ pub fn run(peers: usize, running: usize, seconds: u64) -> Result<Cost, String> {
     if mesh.running < running {
         return Err(format!("only {} of {running} jobs run", mesh.running));
     }
-    mesh.until(mesh.now + REST, usize::MAX)?;
+    mesh.until(mesh.now + Span::secs(rest), usize::MAX)?;
     mesh.counts = Some(Default::default());
     let begun = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     mesh.until(mesh.now + Span::secs(seconds), usize::MAX)?;
     let ended = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     let cpu_ms = (ended.tv_sec - begun.tv_sec) as f64 * 1e3 + (ended.tv_nsec - begun.tv_nsec) as f64 / 1e6;
     let per = seconds as f64 * peers as f64;
-    let (contact, other) = mesh.counts.take().unwrap_or_default();
-    Ok(Cost { running, contact: contact.load(per), other: other.load(per), cpu_ms: cpu_ms / per })
+    let Counts { contact, other, kinds } = mesh.counts.take().unwrap_or_default();
+    let (contact, other) = (contact.load(per), other.load(per));
+    let kinds = kinds.into_iter().map(|(kind, count)| (kind, count.load(per))).collect();
+    Ok(Cost { running, contact, other, kinds, cpu_ms: cpu_ms / per })
 }
 
 fn config(i: usize, gpus: u32) -> CoreConfig {
@@ -268,8 +300,8 @@ impl Mesh {
                 _ => {}
             }
         }
-        if let Some((of_contact, other)) = self.counts.as_mut().filter(|_| wrote > Span::ZERO) {
-            let count = if contact { of_contact } else { other };
+        if let Some(counts) = self.counts.as_mut().filter(|_| wrote > Span::ZERO) {
+            let count = if contact { &mut counts.contact } else { &mut counts.other };
             count.syncs += 1;
         }
         let node = &mut self.nodes[i];
@@ -282,10 +314,15 @@ impl Mesh {
     }
 
     fn count(&mut self, own: bool, message: &Message) {
-        let Some((contact, other)) = self.counts.as_mut().filter(|_| !own) else { return };
-        let count = if is_contact(message) { contact } else { other };
-        count.messages += 1;
-        count.bytes += codec::encode(message).map_or(0, |bytes| bytes.len() as u64);
+        let Some(counts) = self.counts.as_mut().filter(|_| !own) else { return };
+        let bytes = codec::encode(message).map_or(0, |bytes| bytes.len() as u64);
+        let add =
+            |count: &mut Count| (count.messages, count.bytes) = (count.messages + 1, count.bytes + bytes);
+        if is_contact(message) {
+            return add(&mut counts.contact);
+        }
+        add(&mut counts.other);
+        add(counts.kinds.entry(kind(message)).or_default());
     }
 }
 

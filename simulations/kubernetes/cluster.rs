@@ -4,11 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use hyper::Request;
@@ -17,7 +18,9 @@ use serde_json::{Value, json};
 use starling::backends::local::clock::TEST_CLOCK;
 use tokio_util::sync::CancellationToken;
 
+use super::containers;
 use super::harness::STARLING;
+use super::podman::Podman;
 
 /// Which of them are played: a real control plane has its own.
 #[derive(Debug, Clone, Copy)]
@@ -43,6 +46,8 @@ pub struct Wishes {
     pub dead_kubelets: AtomicBool,
     /// The machines of all nodes lose their power, once.
     pub power_cut: AtomicBool,
+    /// Pods' containers are real ones of this podman, and no mere processes.
+    pub podman: OnceLock<Podman>,
     /// Pods that were started, by identity.
     pub started: Mutex<BTreeSet<String>>,
 }
@@ -424,10 +429,14 @@ impl Cluster {
         let (uid, namespace) = (text(&meta["uid"]), text(&meta["namespace"]));
         let own = self.folder.join("pods").join(uid);
         fs::create_dir_all(&own).map_err(|e| e.to_string())?;
+        let podman = self.wishes.podman.get();
         let mut places: BTreeMap<String, PathBuf> = BTreeMap::new();
         for volume in list(&spec["volumes"]) {
             let place = own.join(text(&volume["name"]));
             fs::create_dir_all(&place).map_err(|e| e.to_string())?;
+            if podman.is_some() && volume["emptyDir"].is_object() {
+                fs::set_permissions(&place, fs::Permissions::from_mode(0o777)).map_err(|e| e.to_string())?;
+            }
             if let Some(name) = volume["secret"]["secretName"].as_str() {
                 let path = format!("/api/v1/namespaces/{namespace}/secrets/{name}");
                 let Ok(secret) = self.call("GET", &path, None).await else { return Ok(None) };
@@ -435,8 +444,11 @@ impl Cluster {
                     let bytes =
                         data_encoding::BASE64.decode(text(data).as_bytes()).map_err(|e| e.to_string())?;
                     // Without a file system of its own the container sees the host's paths.
-                    let words = String::from_utf8_lossy(&bytes)
-                        .replace("\"/starling/", &format!("\"{}/", own.join("starling").display()));
+                    let words = match podman {
+                        Some(_) => String::from_utf8_lossy(&bytes).into_owned(),
+                        None => String::from_utf8_lossy(&bytes)
+                            .replace("\"/starling/", &format!("\"{}/", own.join("starling").display())),
+                    };
                     fs::write(place.join(file), words).map_err(|e| e.to_string())?;
                 }
             }
@@ -490,6 +502,9 @@ impl Cluster {
         own: &Path,
         places: &BTreeMap<String, PathBuf>,
     ) -> Command {
+        if let Some(podman) = self.wishes.podman.get() {
+            return containers::command(podman, container, uid, own, places);
+        }
         let mounts: Vec<(&str, &PathBuf)> = list(&container["volumeMounts"])
             .filter_map(|m| Some((text(&m["mountPath"]), places.get(text(&m["name"]))?)))
             .collect();

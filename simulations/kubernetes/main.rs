@@ -8,6 +8,7 @@
 mod absence;
 mod backend;
 mod cluster;
+mod containers;
 mod deploy;
 mod faults;
 mod ground;
@@ -15,6 +16,9 @@ mod ground;
 #[path = "../system/harness.rs"]
 mod harness;
 mod mesh;
+#[allow(dead_code, reason = "shared with the system tests, which use more of it")]
+#[path = "../system/podman.rs"]
+mod podman;
 mod proxy;
 mod real;
 mod server;
@@ -49,6 +53,8 @@ const SCENARIOS: &[Scenario] = &scenarios![
     absence::without_a_guard_it_is_given_back_when_nothing_of_it_can_run,
     absence::clocks_that_are_ten_minutes_apart_lose_no_output_and_end_nothing,
     absence::a_line_without_an_end_is_cut_and_what_follows_comes,
+    containers::a_guard_enters_any_image,
+    containers::the_image_drives_the_cluster_it_runs_in,
     mesh::jobs_over_kubernetes_and_a_local_cluster,
     deploy::the_account_may_what_the_backend_does_and_no_more,
 ];

@@ -301,6 +301,18 @@ fn a_peer_is_lost(scene: &mut Scene, touched: &[String]) {
         &format!("document.querySelector('{incident} tr[data-doing=runs-again]')"),
     );
     assert!(scene.marked());
+    // Every other view stands too while one of three is gone.
+    for (keys, view) in [("gl", "Links"), ("gr", "Ring"), ("gj", "Jobs"), ("gc", "Clusters")] {
+        scene.browser.keys(keys);
+        scene.browser.until(view, &format!("document.querySelector('main[data-view={view}]')"));
+        scene.looks_right(&format!("{}-lost", view.to_lowercase()));
+    }
+    scene.browser.click("main a[href='/clusters/c1']");
+    scene.browser.until(
+        "what its peer wrote down",
+        "[...document.querySelectorAll('section')].some(s => s.querySelector('h2')?.textContent.startsWith('Events') && s.querySelector('tbody tr'))",
+    );
+    scene.looks_right("cluster");
 }
 
 fn nothing_else_happened(scene: &Scene) {

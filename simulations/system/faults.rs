@@ -1,5 +1,6 @@
 //! Peers that are killed, stopped and started again while they have work.
 
+use std::fs;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -49,12 +50,26 @@ fn a_peer_that_is_back_inside_the_grace_adopts_its_job() {
     let id = submit(mesh.state("alpha"), &training(&folder, "stays", 150, 50, "60s"));
     let first = cluster(&in_state(mesh.state("alpha"), &id, &["running"]));
     checkpointed(&folder, &id);
+    let asked = mesh.peers.iter().find(|p| p.name != first).expect("another").state.clone();
+    // Somebody at another peer follows its logs all the while.
+    let (seen, of) = (folder.join("followed"), id.clone());
+    let mut follows = command();
+    follows.arg("--state").arg(&asked).args(["logs", "--follow", &of]);
+    follows.stdout(fs::File::create(&seen).expect("a file")).stderr(std::process::Stdio::null());
+    let mut follows = follows.spawn().expect("the binary starts");
+    until("its lines come", || {
+        let lines = fs::read_to_string(&seen).unwrap_or_default().lines().count();
+        (lines > 0).then_some(()).ok_or_else(|| "none yet".to_owned())
+    });
     let peer = mesh.peers.iter_mut().find(|p| p.name == first).expect("it");
     peer.kill();
     peer.restart();
     let job = succeeded(mesh.state(&first), &id);
     assert_eq!((of_attempts(&job, "cluster"), &job["losses"]), (vec![json!(first)], &json!(0)), "{job:#}");
     verdict_holds(&folder, &[&id], 0);
+    assert!(follows.wait().expect("it ends with the job").success());
+    let (followed, all) = (fs::read_to_string(&seen).expect("text"), cli(&asked, &["logs", &id]).ok().out);
+    assert_eq!(followed, all, "every line once, over the restart");
     let log = cli(mesh.state(&first), &["logs", "--tail", "1", &id]).ok().out;
     assert!(!log.trim().is_empty(), "the log before and after the restart is there");
 }

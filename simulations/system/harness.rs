@@ -58,7 +58,9 @@ pub fn command() -> Command {
 /// The same of another build.
 pub fn command_of(binary: &Path) -> Command {
     let mut command = Command::new(binary);
-    for name in ["STARLING_PEER", "STARLING_TOKEN", "STARLING_CA", "STARLING_STATE", "RUST_LOG"] {
+    for name in
+        ["STARLING_PEER", "STARLING_TOKEN", "STARLING_CA", "STARLING_STATE", "STARLING_JOIN", "RUST_LOG"]
+    {
         command.env_remove(name);
     }
     command.stdin(Stdio::null());

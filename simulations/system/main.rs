@@ -12,6 +12,8 @@ mod honest;
 mod images;
 mod mesh;
 mod one_peer;
+mod peer_image;
+mod podman;
 mod preempt;
 mod relay;
 mod reserve;

@@ -67,8 +67,11 @@ fn a_job_from_submit_to_its_logs() {
         let with = [&["--json"], args].concat();
         cli(state, &with).ok().json();
     }
-    let clusters = cli(state, &["clusters"]).ok().out;
-    assert!(clusters.contains("4/4 A100-80G (virtual)"), "{clusters}");
+    // Reports are made a few times a second.
+    until("its GPUs are free again", || {
+        let clusters = cli(state, &["clusters"]).ok().out;
+        if clusters.contains("4/4 A100-80G (virtual)") { Ok(()) } else { Err(clusters) }
+    });
 }
 
 #[test]
@@ -301,4 +304,18 @@ fn slurms_verbs_take_slurms_options() {
     let said = String::from_utf8_lossy(&done.stdout).into_owned();
     assert!(done.status.success() && said.starts_with("wrap\n") && said.contains("wrap "), "{done:?}");
     assert_eq!(ended(state, &other)["state"], "cancelled");
+}
+
+/// A unit or a pod names whom to join at every start; by then that host may be gone.
+#[test]
+fn a_peer_that_has_a_mesh_does_not_look_for_the_one_it_joined_at() {
+    let mut mesh = Mesh::start([Plan::new("alpha")]);
+    let peer = mesh.peer_mut("alpha");
+    peer.kill();
+    peer.spawn(Some("stl1-x@gone.invalid:7171"));
+    peer.wait_up();
+    // One that has none yet says what it did not find.
+    let new = mesh.folder.path().join("new");
+    let said = cli(&new, &["up", "--listen", "127.0.0.1:0", "--join", "stl1-x@gone.invalid:7171"]);
+    assert!(said.code == 5 && said.err.contains("gone.invalid:7171 is not found"), "{said:?}");
 }

@@ -27,7 +27,7 @@ fn name(text: &str) -> PeerName {
 
 async fn start(folder: &Path, who: &str, join: Option<(String, std::net::SocketAddr)>) -> Inside {
     let mut settings = Settings::new(folder.join(who));
-    settings.wish = Wish { name: Some(name(who)), join };
+    settings.wish = Wish { name: Some(name(who)), join: join.map(|(token, at)| (token, at.to_string())) };
     (settings.renew_every, settings.margin) = (Span::millis(500), Span::secs(1));
     settings.probe_every = Span::ZERO;
     settings.self_exe = Some(STARLING.into());

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
+use axum::http::Method;
 use serde_json::Value;
 
 use super::harness::*;
@@ -94,6 +95,8 @@ fn dashboards_and_rules_name_what_a_live_peer_has() {
     let mesh = Mesh::start(["alpha", "beta", "gamma"].map(probed));
     let id = submit(mesh.state("alpha"), "name: a\nresources: {gpus: 1}\nrun: [\"true\"]\n");
     succeeded(mesh.state("alpha"), &id);
+    let runs = submit(mesh.state("alpha"), "name: b\nresources: {gpus: 1}\nrun: [sleep, \"600\"]\n");
+    in_state(mesh.state("alpha"), &runs, &["running"]);
     let links =
         |l: &Value| l["links"].as_array().is_some_and(|l| l.iter().any(|l| !l["bandwidth_bps"].is_null()));
     until("bandwidth is measured", || {
@@ -172,8 +175,22 @@ fn events_and_audit_are_read_through_any_peer_and_a_changed_byte_is_found() {
     assert_eq!((&entry["object"], &entry["status"]), (&id.as_str().into(), &200.into()), "{audit:#}");
     assert!(entry["before"].as_str().is_some_and(|t| t.starts_with("running at gamma")), "{audit:#}");
     assert!(entry["who"].as_str().is_some_and(|t| t.starts_with("local user")), "{audit:#}");
+    // Only submitting has a dry run: the words hide no other call.
+    for (method, path) in [
+        (Method::POST, format!("/v1/jobs/{id}/cancel?dry_run=true")),
+        (Method::POST, "/v1/tokens?dry_run=true".to_owned()),
+    ] {
+        let _whatever_it_says = ask(b, method, &path, None, &[]);
+    }
+    let audit = cli(b, &["--json", "audit"]).ok().json();
+    let what: Vec<&Value> = audit["entries"].as_array().into_iter().flatten().map(|e| &e["what"]).collect();
+    assert_eq!(
+        what,
+        ["POST /v1/tokens", "POST /v1/jobs/{id}/cancel", "POST /v1/jobs/{id}/cancel"],
+        "{audit:#}"
+    );
     let told = cli(b, &["audit", "verify"]).ok().out;
-    assert!(told.contains("1 entries hold"), "{told}");
+    assert!(told.contains("3 entries hold"), "{told}");
     let files = b.join("events");
     let file = fs::read_dir(&files)
         .expect("a folder")

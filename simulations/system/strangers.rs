@@ -52,6 +52,13 @@ fn a_token_is_good_once_for_a_while_and_for_a_free_name() {
         let row = list["members"].as_array().and_then(|m| m.iter().find(|m| m["name"] == "gamma").cloned());
         if row.is_some_and(|r| r["removed"] == true) { Ok(()) } else { Err(list.to_string()) }
     });
+    // It is told so itself, and does not have its network suspected.
+    until("gamma knows why", || {
+        let out = cli(&gamma.state, &["doctor"]);
+        let told = out.out.contains("takes no link from this peer")
+            && out.out.contains("was removed from this mesh");
+        told.then_some(()).ok_or_else(|| format!("{out:?}"))
+    });
     drop(gamma);
     succeeded(mesh.state("beta"), &submit(mesh.state("beta"), "run: [\"true\"]\n"));
 }

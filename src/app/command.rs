@@ -1,6 +1,6 @@
 //! `starling up`: settings from file and flags, then a peer until it is told to stop.
 
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::process::ExitCode;
 
 use tokio::signal::unix::{SignalKind, signal};
@@ -250,13 +250,15 @@ fn take_config(settings: &mut Settings, config: &Config, from_file: bool) {
 }
 
 /// `TOKEN@HOST:PORT`.
-fn join(text: &str) -> Result<(String, SocketAddr), String> {
+fn join(text: &str) -> Result<(String, String), String> {
     let wrong =
         || "starling: --join wants TOKEN@HOST:PORT, as `starling token create` printed it\n".to_owned();
     let (token, address) = text.split_once('@').ok_or_else(wrong)?;
-    let resolved =
-        address.to_socket_addrs().map_err(|e| format!("starling: --join: {address}: {e}\n"))?.next();
-    Ok((token.to_owned(), resolved.ok_or_else(wrong)?))
+    let (host, port) = address.rsplit_once(':').ok_or_else(wrong)?;
+    if host.is_empty() || !port.parse::<u16>().is_ok_and(|p| p > 0) {
+        return Err(wrong());
+    }
+    Ok((token.to_owned(), address.to_owned()))
 }
 
 #[cfg(test)]
@@ -265,8 +267,10 @@ mod tests {
 
     #[test]
     fn a_join_text_is_taken_apart() {
-        assert_eq!(join("stl1-x@127.0.0.1:7").map(|(t, a)| (t, a.port())), Ok(("stl1-x".into(), 7)));
-        for bad in ["", "stl1-x", "@", "stl1-x@", "stl1-x@nowhere", "stl1-x@127.0.0.1:99999"] {
+        for address in ["127.0.0.1:7", "[::1]:7", "a.b:7"] {
+            assert_eq!(join(&format!("stl1-x@{address}")), Ok(("stl1-x".into(), address.into())));
+        }
+        for bad in ["", "stl1-x", "@", "stl1-x@", "stl1-x@nowhere", "stl1-x@:7", "stl1-x@127.0.0.1:99999"] {
             assert!(join(bad).is_err(), "{bad}");
         }
     }

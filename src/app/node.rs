@@ -26,7 +26,7 @@ use crate::runtime::members::Members;
 use crate::runtime::mesh::Mesh;
 use crate::runtime::store::Store;
 use crate::runtime::tokens::TokenIssuer;
-use crate::transport::{Identity, Net, NetError, codec};
+use crate::transport::{Identity, Net, NetError, REFUSES, codec};
 
 /// Head of an answer to a proxied request; its length goes before it as four bytes.
 #[derive(Debug, Serialize, Deserialize)]
@@ -231,9 +231,18 @@ impl PeerHandle for Node {
         seen.then(|| self.parts.log.clone())
     }
 
+    fn refusals(&self) -> Vec<(PeerName, String)> {
+        let said = |(peer, why): (PeerName, String)| {
+            let at = why.find(REFUSES)? + REFUSES.len();
+            Some((peer, why[at..].to_owned()))
+        };
+        self.parts.net.troubles().into_iter().filter_map(said).collect()
+    }
     fn metrics(&self) -> String {
         let mut registry = Registry::default();
         self.parts.store.metrics().register(&mut registry);
+        self.parts.net.register(&mut registry);
+        self.parts.mesh.register(&mut registry);
         let mut text = String::new();
         if prometheus_client::encoding::text::encode_registry(&mut text, &registry).is_err() {
             tracing::error!("the store's metrics could not be written");
@@ -242,6 +251,18 @@ impl PeerHandle for Node {
         let mesh = self.parts.mesh.counters().into_iter().map(|(n, v)| (n.to_owned(), v));
         for (name, value) in counters.chain(mesh) {
             text.push_str(&format!("# TYPE starling_{name} counter\nstarling_{name}_total {value}\n"));
+        }
+        let phi = self.parts.mesh.phi(super::now().mono);
+        let help = "Silence of a member by gossip, in its own average intervals.";
+        text.push_str(&format!("# HELP starling_phi {help}\n# TYPE starling_phi gauge\n"));
+        for (peer, phi) in phi {
+            text.push_str(&format!("starling_phi{{peer=\"{peer}\"}} {phi:.3}\n"));
+        }
+        let name = "starling_channel_fill_ratio";
+        let help = "Share of a queue inside this peer that is taken; at 1 it waits or sheds.";
+        text.push_str(&format!("# HELP {name} {help}\n# TYPE {name} gauge\n# UNIT {name} ratio\n"));
+        for (channel, fill) in self.parts.mesh.fills().into_iter().chain([("core", self.parts.core.fill())]) {
+            text.push_str(&format!("{name}{{channel=\"{channel}\"}} {fill:.3}\n"));
         }
         text
     }

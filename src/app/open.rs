@@ -23,8 +23,9 @@ use crate::transport::{Identity, IdentityError};
 pub struct Wish {
     /// Name; none means the host's.
     pub name: Option<PeerName>,
-    /// Token and address of the peer that made it; none starts a mesh of one.
-    pub join: Option<(String, SocketAddr)>,
+    /// Token and `host:port` of the peer that made it; none starts a mesh of one. Looked up at the first start only: a
+    /// command line that stays may name a host that is long gone.
+    pub join: Option<(String, String)>,
 }
 
 /// Why a state folder cannot be used. Nothing in it was changed, unless it says so.
@@ -39,6 +40,11 @@ pub enum OpenError {
     /// Joining.
     #[error("cannot join: {0}")]
     Join(#[from] JoinError),
+    /// The host to join at.
+    #[error(
+        "cannot join: {0} is not found: {1}; name it by its address, or see to this machine's name resolution"
+    )]
+    Lookup(String, io::Error),
     /// The member list.
     #[error("member list: {0}")]
     Members(#[from] MembersError),
@@ -146,7 +152,7 @@ pub async fn open(settings: &Settings) -> Result<Opened, OpenError> {
                 Some((token, addr)) => {
                     let joiner = Joiner {
                         token,
-                        addr: *addr,
+                        addr: lookup(addr).await?,
                         folder: &folder,
                         name: &name,
                         store: store.id(),
@@ -222,6 +228,12 @@ fn addresses(settings: &Settings, listen: SocketAddr) -> Vec<String> {
         return vec![format!("{}:{}", host_text(), listen.port())];
     }
     vec![listen.to_string()]
+}
+
+async fn lookup(host: &str) -> Result<SocketAddr, OpenError> {
+    let failed = |e| OpenError::Lookup(host.to_owned(), e);
+    let found = tokio::net::lookup_host(host).await.map_err(failed)?.next();
+    found.ok_or_else(|| failed(io::Error::other("it has no address")))
 }
 
 /// A joining peer says where it is reached before it listens, so port 0 becomes a real one now.

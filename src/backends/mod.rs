@@ -32,6 +32,8 @@ pub struct Discovery {
     pub images: Vec<Item>,
     /// One line each for the log: what was looked for and not found.
     pub notes: Vec<String>,
+    /// One line each: what is there and cannot be used, so that a person should look.
+    pub warnings: Vec<String>,
 }
 
 /// Drives one cluster's own scheduler. Every call may be repeated; doing twice is doing once.

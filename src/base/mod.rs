@@ -6,6 +6,8 @@ pub mod rng;
 pub mod secrets;
 pub mod time;
 pub mod units;
+#[cfg(test)]
+pub mod work;
 
 pub use bounded::{BoundedVec, Full};
 pub use ids::{

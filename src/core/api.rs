@@ -9,6 +9,7 @@ pub use super::client_api::{
     AttemptView, Candidate, ClaimView, ClientError, ClientRequest, ClientResponse, InspectReport, JobFilter,
     WhyReport,
 };
+pub use super::durations::{BOUNDS_MS, Durations};
 use super::message::Message;
 use crate::base::{
     Bytes, ContactId, Epoch, Instant, JobId, MilliCpu, PeerName, Span, StoreId, WallTime, secrets,

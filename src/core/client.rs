@@ -485,7 +485,9 @@ impl Peer {
         let groups = (!spec.groups.list.is_empty()).then(|| self.placer.plan_groups(spec));
         let summary = groups.as_ref().map_or_else(|| summarize(&clusters), GroupPlan::summary);
         let policy = self.placer.weights_of(spec);
-        WhyReport { summary, state: None, owner: None, policy, groups, clusters }
+        let refused = self.can_take(spec).err().map(|why| why.to_string());
+        let summary = refused.as_ref().map_or(summary, |why| format!("would be refused: {why}"));
+        WhyReport { summary, state: None, owner: None, policy, groups, refused, clusters }
     }
 
     pub(super) fn why(&mut self, record: &JobRecord) -> WhyReport {
@@ -511,7 +513,7 @@ impl Peer {
         let policy = self.placer.weights_of(&record.spec);
         let waits = record.groups.is_some() && record.state == JobState::Pending;
         let groups = waits.then(|| self.placer.plan_groups(&record.spec));
-        WhyReport { summary, state: Some(record.state), owner, policy, groups, clusters }
+        WhyReport { summary, state: Some(record.state), owner, policy, groups, refused: None, clusters }
     }
 
     /// A home that missed a write: puts the present value on all homes again.

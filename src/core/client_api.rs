@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use super::durations::Durations;
 use super::placement::groups::GroupPlan;
 use super::placement::{Estimate, Reason};
 use super::tenants::TenantReport;
@@ -264,6 +265,9 @@ pub struct WhyReport {
     pub policy: BTreeMap<String, f64>,
     /// Where the job's groups would go, for a job that has groups.
     pub groups: Option<GroupPlan>,
+    /// Why submitting it would be refused, for a spec that was not submitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<String>,
     /// One row per cluster, best first.
     pub clusters: Vec<Candidate>,
 }
@@ -313,6 +317,12 @@ pub struct InspectReport {
     pub records_live: usize,
     /// Named counters: commits, fast_commits, conflicts, timeouts, takeovers…
     pub counters: BTreeMap<String, u64>,
+    /// From asking the homes to a majority that has it on disk, of each change that this peer made.
+    #[serde(default)]
+    pub commits: Durations,
+    /// The least time that any attempt here has left under its lease.
+    #[serde(default)]
+    pub lease_left: Option<Span>,
 }
 
 /// An attempt at this cluster.

@@ -316,6 +316,11 @@ impl Executor {
         let held = self.attempts.iter().filter(move |(k, a)| **k != key && a.phase != Phase::Closed);
         held.map(|(_, a)| a.row.shares.as_slice())
     }
+    /// Claims of this tenant wait here.
+    pub fn waits_for(&self, tenant: &str) -> bool {
+        self.claims.values().any(|w| w.claim.birth.tenant == tenant)
+    }
+
     pub fn bound_to(&self, contact: &ContactId) -> bool {
         let follows = |row: &Row| {
             row.binding.0 == *contact || row.moving_to.as_ref().is_some_and(|next| next.to.0 == *contact)
@@ -323,7 +328,14 @@ impl Executor {
         self.attempts.values().any(|a| a.phase != Phase::Closed && follows(&a.row))
     }
 
+    /// How long ago a job's attempt was admitted here.
+    pub fn age_of(&self, job: &JobId, now: Instant) -> Option<Span> {
+        self.of_job(job).next().map(|(_, a)| now.since(a.admitted))
+    }
+
     pub fn attempts_view(&self, now: Instant) -> Vec<AttemptView> {
+        #[cfg(test)]
+        crate::base::work::count("attempts_view");
         let view = |(key, a): (&AttemptKey, &Attempt)| AttemptView {
             job: key.job,
             epoch: key.epoch,
@@ -441,6 +453,17 @@ impl Peer {
         if unstarted {
             self.start(key, &record);
         }
+    }
+
+    /// The least time that any attempt here has left until its lease ends, none where no lease runs.
+    pub(super) fn lease_left(&self) -> Option<Span> {
+        let left = |attempt: &Attempt| {
+            let grace = attempt.row.spec.on_lost_contact.grace?;
+            let renewed = self.contacts.get(&attempt.row.binding.0).and_then(|c| c.renewed)?;
+            Some((renewed + grace).since(self.now.mono))
+        };
+        let open = self.exec.attempts.values().filter(|a| a.phase != Phase::Closed);
+        open.filter_map(left).min()
     }
 
     /// False while the contact that the placement names is ours and was not renewed for half a grace: an attempt

@@ -8,7 +8,7 @@ use super::api::*;
 use super::message::*;
 use super::testing::{config, name, spec};
 use super::{Input, Message, Peer};
-use crate::base::{Bytes, Home, Instant, JobId, MilliCpu, PeerName, Span, StoreId, WallTime};
+use crate::base::{Bytes, Home, Instant, JobId, MilliCpu, PeerName, Span, StoreId, WallTime, work};
 use crate::model::report::{Liveness, MemberView, NodeCapacity, View};
 use crate::model::{JobRecord, JobState};
 
@@ -611,4 +611,24 @@ fn a_contact_that_was_never_renewed_is_as_old_as_the_start() {
     let ClientResponse::Inspect(report) = mesh.ask("a", ClientRequest::Inspect) else { panic!("a report") };
     let youngest = report.contacts.iter().map(|(_, _, age)| *age).min().expect("a contact");
     assert!((Span::secs(19)..Span::secs(25)).contains(&youngest), "{youngest}");
+}
+
+/// Every second, for each of thousands of records: three digests each were most of what a peer of many jobs did.
+#[test]
+fn a_sweep_that_finds_nothing_to_do_makes_no_digest_for_a_record() {
+    let mut mesh = Mesh::new(&["a", "b", "c"], 3);
+    for _ in 0..20 {
+        mesh.submit("a");
+    }
+    assert_eq!(mesh.held("b"), 20);
+    let core = mesh.peers.get_mut(&name("b")).expect("a peer");
+    let before = work::done("digest");
+    core.sweep();
+    assert_eq!(work::done("digest") - before, 0);
+    // It looked at them all the same: one that should move is found.
+    let held = mesh.held("b");
+    mesh.join("d", "d");
+    mesh.remove("c");
+    mesh.run(Span::secs(30));
+    assert_eq!((held, mesh.held("d")), (20, 20));
 }

@@ -11,6 +11,7 @@ pub mod books;
 pub mod client;
 mod client_api;
 mod contact;
+mod durations;
 mod executor;
 mod groups;
 pub mod message;

@@ -6,6 +6,7 @@
 
 mod claims;
 mod firm;
+mod offers;
 
 use std::collections::BTreeMap;
 

@@ -10,6 +10,7 @@ use super::api::{
 use super::arrays::Arrays;
 use super::client::Clients;
 use super::contact::Contacts;
+use super::durations::Durations;
 use super::executor::Executor;
 use super::groups::Gangs;
 use super::message::{Message, Prospects, RecordKey, SPEAKS_TERMS, Terms};
@@ -81,6 +82,7 @@ pub struct Peer {
     pub(super) watch: Watch,
     pub(super) placer: Index,
     counters: BTreeMap<&'static str, u64>,
+    pub(super) commits: Durations,
 }
 
 impl Peer {
@@ -116,6 +118,7 @@ impl Peer {
             watch: Watch::default(),
             placer: Index::new(cfg.policies.clone()),
             counters: BTreeMap::new(),
+            commits: Durations::default(),
             cfg,
         };
         peer.begin_life();
@@ -352,10 +355,7 @@ impl Peer {
                     record.attempts.iter().rev().find_map(|a| a.ended_at).unwrap_or(record.submitted_at);
                 Some(Span::millis(self.now.wall.0.saturating_sub(from.0)))
             }
-            ("attempt.started", _) => {
-                let attempts = self.exec.attempts_view(self.now.mono);
-                attempts.iter().find(|a| Some(a.job) == job).map(|a| a.age)
-            }
+            ("attempt.started", _) => job.and_then(|job| self.exec.age_of(&job, self.now.mono)),
             _ => None,
         };
         self.out.push(Output::Event(Event { tenant, trace, took, spans, ..Event::new(kind, job, text) }));
@@ -397,6 +397,8 @@ impl Peer {
             records,
             records_live,
             counters,
+            commits: self.commits,
+            lease_left: self.lease_left(),
         }
     }
 }

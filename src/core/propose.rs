@@ -118,6 +118,7 @@ pub struct Op {
     pub(super) proposed: Option<(Value, Encoded)>,
     pub(super) refused: Option<Refused>,
     pub(super) next: Option<Ballot>,
+    pub(super) begun: Instant,
     pub(super) deadline: Instant,
     pub(super) resend_every: Span,
     /// When its timers go off: they end with it.
@@ -227,6 +228,7 @@ impl Peer {
             proposed: None,
             refused: None,
             next: None,
+            begun: self.now.mono,
             deadline: self.now.mono + patience,
             resend_every: RESEND_FIRST,
             resend_at: None,
@@ -660,6 +662,7 @@ impl Peer {
 
     fn op_chosen(&mut self, mut op: Op) {
         self.count(if op.fast { "register_fast_commits" } else { "register_commits" });
+        self.commits.add(self.now.mono.since(op.begun));
         let refused = op.refused.take();
         let Some((value, _)) = op.proposed.take() else {
             return self.op_end(op, OpResult::Rejected("nothing was proposed".into()));

@@ -69,7 +69,7 @@ impl Peer {
         for (job, record) in self.acceptor.jobs_after(self.keeper.cursor).take(SWEEP_MAX) {
             (count, last) = (count + 1, Some(job));
             ended.extend(record.finished_at.filter(|_| record.state.is_final()).map(|at| at.0));
-            if self.needs_move(record) || (record.state.is_final() && self.kept_long_enough(record)) {
+            if self.needs_move(&job, record) || (record.state.is_final() && self.kept_long_enough(record)) {
                 due.push(job);
             }
         }
@@ -92,7 +92,7 @@ impl Peer {
     }
 
     fn sweep_one(&mut self, job: JobId, record: &JobRecord) {
-        let moves = self.needs_move(record);
+        let moves = self.needs_move(&job, record);
         let forgets = !moves && record.state.is_final() && self.kept_long_enough(record);
         if !moves && !forgets {
             return;
@@ -122,11 +122,12 @@ impl Peer {
         })
     }
 
-    fn needs_move(&self, record: &JobRecord) -> bool {
+    /// Asked of thousands of records a second: the id is at hand, and is not worked out from the record again.
+    fn needs_move(&self, job: &JobId, record: &JobRecord) -> bool {
         if record.sealed.is_some() {
             return true;
         }
-        self.better_homes(record.homes(), record.id().ring_key()).is_some()
+        self.better_homes(record.homes(), job.ring_key()).is_some()
     }
 
     /// Where a record should move that these homes hold; none where it should not.
@@ -171,7 +172,7 @@ impl Peer {
         if self.keeper.moving.len() >= MOVES_MAX || !self.keeper.moving.insert(job) {
             return;
         }
-        let next = self.next_homes(record.homes(), record.id().ring_key());
+        let next = self.next_homes(record.homes(), job.ring_key());
         let task = match (&record.sealed, next) {
             // Somebody sealed it and did not get to the end. A majority does: one of these homes may be gone for good.
             (Some(_), _) => Task::Settle,

@@ -67,7 +67,8 @@ impl Ring {
     pub fn order(&self, key: u64) -> Vec<PeerName> {
         let mut seen = BTreeSet::new();
         let around = self.points.range(key..).chain(self.points.range(..key));
-        around.map(|(_, m)| m).filter(|m| seen.insert((*m).clone())).cloned().collect()
+        // All have been met long before the circle is closed.
+        around.map(|(_, m)| m).filter(|m| seen.insert(*m)).take(self.members.len()).cloned().collect()
     }
 
     /// Homes of a set where this many members are and so many are wanted: 1, 3 or 5; 2 where only two are.

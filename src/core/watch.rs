@@ -3,7 +3,7 @@
 //! Marks of what was chosen are soft and bounded; they see this peer's operations only, one register at a
 //! time, in order.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::acceptor::Value;
 use super::api::{AttemptKey, NodeShare};
@@ -78,11 +78,16 @@ impl Peer {
         let known: Vec<u64> = self.exec.epochs_of(&key.job).filter(|e| *e != key.epoch.0).collect();
         let broken = start_is_newest(key.epoch.0, known.iter().copied());
         self.broken(broken, &format!("{key} is admitted beside {known:?}"));
-        let gpus = |shares: &[NodeShare]| -> Vec<(u32, u32)> {
-            shares.iter().flat_map(|s| s.gpus.iter().map(move |g| (s.node, *g))).collect()
-        };
-        let held: Vec<(u32, u32)> = self.exec.shares_but(key).flat_map(gpus).collect();
-        let broken = gpus_are_free(gpus(shares), held);
+        fn gpus(share: &NodeShare) -> impl Iterator<Item = (u32, u32)> {
+            share.gpus.iter().map(|gpu| (share.node, *gpu))
+        }
+        // Only what others hold of the same nodes is gathered: a cluster runs thousands of attempts.
+        let nodes: BTreeSet<u32> = shares.iter().map(|s| s.node).collect();
+        let beside = self.exec.shares_but(key).flatten().filter(|s| nodes.contains(&s.node));
+        let held: Vec<(u32, u32)> = beside.flat_map(gpus).collect();
+        #[cfg(test)]
+        crate::base::work::add("gpus gathered", held.len() as u64);
+        let broken = gpus_are_free(shares.iter().flat_map(gpus), held);
         self.broken(broken, &format!("{key} gets GPUs that others hold"));
         if let Some((used, share)) = self.spending_of(key) {
             let broken = spends_its_share(&used, &share);

@@ -40,6 +40,8 @@ pub struct Birth {
 }
 
 fn hash(parts: &[&[u8]]) -> [u8; 32] {
+    #[cfg(test)]
+    crate::base::work::count("digest");
     let mut ctx = digest::Context::new(&digest::SHA256);
     for part in parts {
         ctx.update(&(part.len() as u64).to_be_bytes());
@@ -55,6 +57,14 @@ fn hash_homes(homes: &[Home]) -> [u8; 32] {
         parts.push(&home.store.0);
     }
     hash(&parts)
+}
+
+/// How long a job waits after so many losses in a row before it may run again.
+pub fn hold_after(losses: u32) -> Span {
+    match losses {
+        0 | 1 => Span::ZERO,
+        n => Span::secs(1 << n.min(6)),
+    }
 }
 
 impl Birth {
@@ -822,20 +832,16 @@ impl JobRecord {
             }
             Outcome::Lost => {
                 // A job that takes its machines down with it must not go round the mesh at full speed.
-                self.hold = match self.losses_in_a_row {
-                    0 | 1 => Span::ZERO,
-                    n => Span::secs(1 << n.min(6)),
-                };
-                let saves = self.checkpoint.is_some() || self.spec.checkpoint.is_some();
-                let from = if saves { "its checkpoint" } else { "the beginning, since it has no checkpoint" };
-                self.reason = format!("lost contact with {cluster}; runs again from {from}");
+                self.hold = hold_after(self.losses_in_a_row);
+                self.reason = format!("lost contact with {cluster}; runs again from {}", self.goes_on_from());
             }
             Outcome::Stopped(_) if self.moving.is_some() => {
                 let to = self.moving.as_ref().map(|m| m.to.to_string()).unwrap_or_default();
                 self.reason = format!("stopped at {cluster} to go on at {to}");
             }
             Outcome::Stopped(why) => {
-                self.reason = format!("stopped at {cluster} ({why}); runs again from its checkpoint")
+                self.reason =
+                    format!("stopped at {cluster} ({why}); runs again from {}", self.goes_on_from());
             }
             Outcome::Refused(why) => {
                 self.hold = Span::secs(1);
@@ -862,6 +868,12 @@ impl JobRecord {
         }
         self.hold = Span::secs(1 << u64::from(self.failures.min(8)));
         self.reason = format!("{what}; retry {} of {} in {}", self.failures, self.spec.retries, self.hold);
+    }
+
+    /// Where its next attempt begins, in words.
+    fn goes_on_from(&self) -> &'static str {
+        let saves = self.checkpoint.is_some() || self.spec.checkpoint.is_some();
+        if saves { "its checkpoint" } else { "the beginning, since it has no checkpoint" }
     }
 
     pub(super) fn finish(&mut self, state: JobState, reason: String, at: WallTime) {

@@ -107,6 +107,11 @@ impl CoreHandle {
         self.events.clone()
     }
 
+    /// The share of the core's queue of inputs that is taken.
+    pub fn fill(&self) -> f64 {
+        super::gossip::fill(&self.inputs)
+    }
+
     /// Requests that wait for an answer.
     pub fn waiting(&self) -> usize {
         self.waiting.len()

@@ -163,6 +163,10 @@ pub trait PeerHandle: Send + Sync + 'static {
     fn log(&self) -> Option<EventLog> {
         None
     }
+    /// Members that take no link from this peer, and why they say so.
+    fn refusals(&self) -> Vec<(PeerName, String)> {
+        Vec::new()
+    }
     /// Counters and gauges that the core does not know, in Prometheus' text format.
     fn metrics(&self) -> String;
 }

@@ -507,6 +507,9 @@ pub struct WhyDocument {
     /// Where its groups would go, for a job that has groups.
     #[serde(default)]
     pub groups: Option<GroupsDocument>,
+    /// Why submitting it would be refused, of a dry run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<String>,
     /// One row per cluster, best first.
     pub clusters: Vec<CandidateDocument>,
 }
@@ -520,6 +523,7 @@ impl From<WhyReport> for WhyDocument {
             asked: None,
             weights: r.policy,
             groups: r.groups.map(GroupsDocument::from),
+            refused: r.refused,
             clusters: r.clusters.into_iter().map(CandidateDocument::from).collect(),
         }
     }

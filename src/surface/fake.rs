@@ -126,7 +126,15 @@ impl Fake {
         let (summary, owner) = ("waits for GPUs".into(), Some(self.me.clone()));
         let (policy, groups) = (BTreeMap::from([("wait".to_owned(), 0.3)]), None);
         let clusters = vec![candidate];
-        ClientResponse::Why(Box::new(WhyReport { summary, state: None, owner, policy, groups, clusters }))
+        ClientResponse::Why(Box::new(WhyReport {
+            summary,
+            state: None,
+            owner,
+            policy,
+            groups,
+            refused: None,
+            clusters,
+        }))
     }
 
     fn report(&self, peer: &PeerName) -> Report {

@@ -2,6 +2,7 @@
 //! the mesh or a token.
 
 use std::io;
+use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
 
-use super::api::{ApiError, Caller};
+use super::api::{Address, ApiError, Caller};
 use super::web;
 use crate::base::PeerName;
 
@@ -216,19 +217,19 @@ impl Server {
             let uid = stream.peer_cred().ok().map(|cred| cred.uid());
             let server = self.clone();
             self.tasks.spawn(async move {
-                server.connection(stream, Gate::Open(Caller::Local(uid)), true).await;
+                server.connection(stream, (Gate::Open(Caller::Local(uid)), None), true).await;
                 drop(seat);
             });
         }
     }
 
     async fn accept_tcp(self, listener: TcpListener, tls: Option<Arc<ServerConfig>>, token: Token) {
-        while let Some(((stream, _), seat)) = self.next(|| listener.accept()).await {
+        while let Some(((stream, address), seat)) = self.next(|| listener.accept()).await {
             let (server, tls, token) = (self.clone(), tls.clone(), token.clone());
             let _ = stream.set_nodelay(true);
             self.tasks.spawn(async move {
                 match tls {
-                    None => server.connection(stream, Gate::Needs(token), true).await,
+                    None => server.connection(stream, (Gate::Needs(token), Some(address)), true).await,
                     Some(config) => {
                         let acceptor = tokio_rustls::TlsAcceptor::from(config);
                         let handshake = tokio::time::timeout(HEAD_WITHIN, acceptor.accept(stream));
@@ -238,7 +239,7 @@ impl Server {
                         };
                         if let Ok(Ok(stream)) = done {
                             let gate = gate_of(stream.get_ref().1, token);
-                            server.connection(stream, gate, false).await;
+                            server.connection(stream, (gate, Some(address)), false).await;
                         }
                     }
                 }
@@ -250,7 +251,7 @@ impl Server {
     async fn connection<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
         self,
         stream: S,
-        gate: Gate,
+        (gate, address): (Gate, Option<SocketAddr>),
         plain: bool,
     ) {
         let router = self.router;
@@ -271,6 +272,9 @@ impl Server {
                 };
                 let mut request = request.map(Body::new);
                 request.extensions_mut().insert(caller);
+                if let Some(address) = address {
+                    request.extensions_mut().insert(Address(address));
+                }
                 router.oneshot(request).await
             }
         });

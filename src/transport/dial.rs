@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::greet;
 use super::pool::Due;
@@ -44,6 +44,10 @@ async fn one(shared: Arc<Shared>, due: Due, slots: Arc<Semaphore>) {
     };
     if let Some(why) = &failed {
         shared.counters.dial_failures.add(1);
+        // Said once, as it is a word about this peer and no trouble of the network.
+        if why.contains(greet::REFUSES) && shared.pool.trouble(&due.peer).as_ref() != Some(why) {
+            warn!(peer = %due.peer, why, "another peer takes no link from this one");
+        }
         debug!(peer = %due.peer, why, "dial failed");
     }
     shared.pool.dialled(&due.peer, failed, |failures| pause(&shared, failures));

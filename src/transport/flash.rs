@@ -216,6 +216,7 @@ pub(super) async fn receive(
         shared.counters.flash_repeated.add(1);
         return Ok(());
     }
+    shared.flash_delay.observe(age as f64 / 1e3);
     if direct {
         (frame.hops, frame.stamp_ms, frame.left_ms) = (1, now, left - age);
         let onward = onward(shared, link);

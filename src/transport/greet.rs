@@ -18,6 +18,9 @@ use super::wire::{FrameError, Greeting, HELLO_BYTES_MAX, Hello, read_frame, writ
 use super::{certs, join, tls};
 use crate::base::PeerName;
 
+/// So begins why a dial failed, where the other side is of this mesh and takes no link from this peer: its words follow.
+pub const REFUSES: &str = "it refuses this peer: ";
+
 /// Why a connection did not become a link.
 #[derive(Debug)]
 enum Failed {
@@ -190,7 +193,16 @@ pub(super) async fn dial(shared: &Arc<Shared>, peer: &PeerName, address: SocketA
         let called = call(shared, &connection, peer).await;
         called.map_err(|failed| {
             // A reason that the other side gave says more than the broken stream that it caused.
-            let theirs = connection.close_reason().map(|reason| reason.to_string());
+            let theirs = connection.close_reason().map(|reason| match reason {
+                quinn::ConnectionError::ApplicationClosed(closed)
+                    if closed.error_code == VarInt::from_u32(close::REFUSED) =>
+                {
+                    let words = String::from_utf8_lossy(&closed.reason);
+                    let plain = words.chars().filter(|c| !c.is_control()).take(200);
+                    format!("{REFUSES}{}", plain.collect::<String>())
+                }
+                other => other.to_string(),
+            });
             failed.close(&connection);
             theirs.unwrap_or_else(|| failed.text())
         })

@@ -36,6 +36,7 @@ mod upkeep;
 mod wire;
 
 pub use api::{Admission, Directory, Incoming, JoinHandler, NetConfig, NetError, RecvStream, SendStream};
+pub use greet::REFUSES;
 pub use identity::{Identity, IdentityError, Issued};
 pub use inbox::Arrivals;
 pub use join::join_call;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use prometheus_client::registry::{Registry, Unit};
 use quinn::VarInt;
 use ring::rand::SecureRandom as _;
 use tokio::sync::watch;
@@ -231,6 +232,13 @@ impl Net {
     /// dropped. A peer that holds the mesh's key does this by itself in time. Writes to disk.
     pub fn install(&self, issued: Issued) -> Result<(), NetError> {
         self.shared.install(issued)
+    }
+
+    /// Offers what is no counter.
+    pub fn register(&self, registry: &mut Registry) {
+        let help = "Age of a flash when it was first heard, by the clock of whoever handed it over";
+        let delay = self.shared.flash_delay.clone();
+        registry.register_with_unit("starling_flash_delay", help, Unit::Seconds, delay);
     }
 
     /// Named counters for metrics.

@@ -271,6 +271,11 @@ impl Pool {
         self.wake.notify_one();
     }
 
+    /// Why the last dial of this one failed.
+    pub fn trouble(&self, peer: &PeerName) -> Option<String> {
+        lock(&self.slots).get(peer).and_then(|slot| slot.dial.trouble.clone())
+    }
+
     /// Why the last dial failed, for every member that has no link.
     pub fn troubles(&self) -> Vec<(PeerName, String)> {
         let slots = lock(&self.slots);

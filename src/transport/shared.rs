@@ -14,6 +14,8 @@ use tracing::{debug, info, warn};
 use super::api::{Admission, Directory, NetConfig, NetError};
 use super::certs;
 use super::codec::{self, Kind};
+use prometheus_client::metrics::histogram::Histogram;
+
 use super::counters::Counters;
 use super::flash::Flashes;
 use super::identity::{Identity, Issued};
@@ -54,6 +56,8 @@ pub(super) struct Shared {
     pub pool: Pool,
     pub inbox: Inbox,
     pub counters: Counters,
+    /// How old a flash is when it is first heard, by the clock of whoever handed it over.
+    pub flash_delay: Histogram,
     pub tracker: TaskTracker,
     pub stop: CancellationToken,
     pub flashes: Mutex<Flashes>,
@@ -89,6 +93,9 @@ impl Shared {
             endpoint: parts.endpoint,
             client: ArcSwap::from_pointee(parts.client),
             counters: Counters::default(),
+            flash_delay: Histogram::new([
+                0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 1.0, 4.0,
+            ]),
             tracker,
             stop,
             flashes: Mutex::default(),

@@ -267,7 +267,8 @@ impl Backend for KubernetesBackend {
             }
         };
         // Kubelets run images, and nothing else.
-        Ok(Discovery { nodes, container_runtime: Some("kubernetes".into()), images, notes })
+        let container_runtime = Some("kubernetes".into());
+        Ok(Discovery { nodes, container_runtime, images, notes, ..Discovery::default() })
     }
 
     async fn adopt(&self, events: mpsc::Sender<BackendEvent>) -> anyhow::Result<()> {

@@ -24,7 +24,14 @@ pub struct Found {
     pub topology: Topology,
     /// One line each.
     pub notes: Vec<String>,
+    /// One line each: what is here and goes unused.
+    pub warnings: Vec<String>,
 }
+
+/// A driver that is loaded says which it is.
+const DRIVER: &str = "/proc/driver/nvidia/version";
+/// This binary has no loader in it (deploy/Containerfile).
+const STATIC: bool = cfg!(target_feature = "crt-static");
 
 /// Looks at this machine.
 pub fn look(name: &str, canonical: CanonicalGpu) -> Found {
@@ -32,7 +39,11 @@ pub fn look(name: &str, canonical: CanonicalGpu) -> Found {
     let gpus = match devices() {
         Ok(gpus) => gpus,
         Err(why) => {
-            found.notes.push(format!("no NVIDIA GPUs: {why}"));
+            if std::path::Path::new(DRIVER).exists() {
+                found.warnings.push(unused(&why, STATIC));
+            } else {
+                found.notes.push(format!("no NVIDIA GPUs: {why}"));
+            }
             Vec::new()
         }
     };
@@ -72,6 +83,23 @@ pub fn gpu_use_milli() -> Option<u32> {
 fn nvml() -> &'static Result<Nvml, String> {
     static NVML: OnceLock<Result<Nvml, String>> = OnceLock::new();
     NVML.get_or_init(|| Nvml::init().map_err(|e| e.to_string()))
+}
+
+/// Why a machine is not offered, where it could run no job: it would take them, and fail every one. Such is the image of
+/// deploy/Containerfile, where nothing is but the peer.
+pub fn runs_nothing(shell: bool, runtime: bool) -> Option<String> {
+    let words = "this machine has no /bin/sh and no podman or docker, so no job can run here and it offers nothing: start its peer on a machine that has, with --witness, or in front of another backend; or declare [[nodes]]";
+    (!shell && !runtime).then(|| words.to_owned())
+}
+
+/// There is a driver, and its library cannot be asked.
+fn unused(why: &str, is_static: bool) -> String {
+    if is_static {
+        return "this machine's GPUs go unused: this is the static binary, which can load no library, NVIDIA's neither; run the one that `cargo build --release` makes, or declare the GPUs as [[nodes]]".into();
+    }
+    format!(
+        "this machine's GPUs go unused: NVIDIA's driver is loaded, and its library does not answer: {why}"
+    )
 }
 
 fn devices() -> Result<Vec<(String, Bytes)>, String> {
@@ -159,6 +187,18 @@ mod tests {
         assert_eq!(offered, ("H100".into(), gib(79), vec![0, 3]));
         assert_eq!(notes.len(), 2, "{notes:?}");
         assert_eq!(offer(&[], canonical, &mut notes), None);
+    }
+
+    #[test]
+    fn a_static_binary_says_what_to_run_instead() {
+        assert!(unused("Dynamic loading not supported", true).contains("`cargo build --release`"));
+        assert!(unused("no permission", false).ends_with("no permission"));
+    }
+
+    #[test]
+    fn a_machine_that_can_run_no_job_is_not_offered() {
+        assert!(runs_nothing(false, false).is_some_and(|why| why.contains("--witness")));
+        assert_eq!([runs_nothing(true, false), runs_nothing(false, true)], [None, None]);
     }
 
     #[test]

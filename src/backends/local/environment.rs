@@ -20,6 +20,9 @@ use crate::model::{JobSpec, sbatch};
 /// What of the peer's own environment a job may see.
 const INHERITED: [&str; 7] = ["PATH", "HOME", "LANG", "USER", "TMPDIR", "TZ", "LD_LIBRARY_PATH"];
 
+/// What runs a script.
+pub const SHELL: &str = "/bin/sh";
+
 /// What the client of a container runtime needs beside them.
 const CLIENT: [&str; 4] = ["XDG_RUNTIME_DIR", "DOCKER_HOST", "CONTAINER_HOST", "DBUS_SESSION_BUS_ADDRESS"];
 
@@ -166,6 +169,9 @@ pub(in crate::backends) fn common_env(
     if let Some(path) = checkpoint {
         set(&mut env, "CHECKPOINT_PATH", path);
     }
+    if let Some(every) = spec.checkpoint.as_ref().and_then(|c| c.every) {
+        set(&mut env, "STARLING_CHECKPOINT_EVERY", every.0.div_ceil(1_000_000));
+    }
     set(&mut env, "STARLING_JOB_ID", key.job);
     set(&mut env, "STARLING_JOB_NAME", &spec.name);
     set(&mut env, "STARLING_EPOCH", key.epoch);
@@ -226,7 +232,7 @@ fn rank_spec(
         set(&mut env, "STARLING_GPUS_VIRTUAL", 1);
     }
     let argv = match &spec.run {
-        Run::Script(script) => vec!["/bin/sh".into(), "-c".into(), script.clone()],
+        Run::Script(script) => vec![SHELL.into(), "-c".into(), script.clone()],
         Run::Argv(argv) => argv.clone(),
         Run::Image if spec.image.is_none() => return Err("it has neither a command nor an image".into()),
         Run::Image => Vec::new(),

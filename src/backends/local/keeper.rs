@@ -114,7 +114,7 @@ impl Keeper {
 
     pub(super) fn discover(&self) -> Discovery {
         let mut found = discovery::Found::default();
-        let nodes = if self.config.declared.is_empty() {
+        let mut nodes: Vec<_> = if self.config.declared.is_empty() {
             found = discovery::look(self.config.peer.as_str(), self.config.canonical_gpu);
             found.node.clone().into_iter().collect()
         } else {
@@ -133,8 +133,16 @@ impl Keeper {
         if runtime.is_none() {
             found.notes.push("no podman or docker: jobs with an image cannot run here".into());
         }
+        let shell = std::path::Path::new(environment::SHELL).exists();
+        if self.config.declared.is_empty()
+            && let Some(why) = discovery::runs_nothing(shell, runtime.is_some())
+        {
+            nodes.clear();
+            found.warnings.push(why);
+        }
         let name = runtime.and_then(|r| Some(r.file_name()?.to_string_lossy().into_owned()));
-        Discovery { nodes, container_runtime: name, images: Vec::new(), notes: found.notes }
+        let (notes, warnings) = (found.notes, found.warnings);
+        Discovery { nodes, container_runtime: name, images: Vec::new(), notes, warnings }
     }
 
     /// Reads what an earlier run of the peer left, and says it.

@@ -327,7 +327,7 @@ async fn a_job_sees_its_environment_and_not_the_peers() {
     job.nodes = 2;
     job.env =
         [("MINE".to_owned(), "a b\nc".to_owned()), ("STARLING_EPOCH".to_owned(), "9".to_owned())].into();
-    job.checkpoint = Some(CheckpointSpec { path: "/ckpt/x".into(), every: None });
+    job.checkpoint = Some(CheckpointSpec { path: "/ckpt/x".into(), every: Some(Span::millis(90_500)) });
     job.data = vec!["s3://a".into(), "s3://b".into()];
     let mut command = start(key(1), job);
     command.shares = vec![NodeShare { node: 0, gpus: vec![1, 4] }, NodeShare { node: 1, gpus: vec![] }];
@@ -341,6 +341,7 @@ async fn a_job_sees_its_environment_and_not_the_peers() {
     let (first, second) = (env(0), env(1));
     for (name, value) in [
         ("CHECKPOINT_PATH", "/ckpt/x"),
+        ("STARLING_CHECKPOINT_EVERY", "91"),
         ("STARLING_EPOCH", "1"),
         ("STARLING_CLUSTER", "here"),
         ("STARLING_JOB_NAME", "conformance"),

@@ -198,3 +198,46 @@ fn usage_outlives_a_restart() {
     assert!(used(row, 1)[0].1 <= 100.0);
     assert!(used(b"nonsense".to_vec(), 1).is_empty());
 }
+
+/// A start costs the same beside any number of attempts.
+#[test]
+fn a_start_does_not_look_at_all_attempts() {
+    let (mut peer, key, _) = peer();
+    let attempt = peer.exec.attempts.get_mut(&key).expect("its row");
+    (attempt.phase, attempt.row.closed) = (Phase::Starting, None);
+    attempt.admitted = Instant(1);
+    for n in 0..50 {
+        let other = AttemptKey { job: JobId([n; 20]), epoch: Epoch(1) };
+        let attempt = peer.exec.attempts[&key].clone();
+        peer.exec.attempts.insert(other, attempt);
+    }
+    peer.now.mono = Instant(7_000_001);
+    peer.out.clear();
+    let before = crate::base::work::done("attempts_view");
+    peer.on_backend(BackendEvent::Started { key, at: WallTime(7_000) });
+    assert_eq!(crate::base::work::done("attempts_view"), before);
+    let took = peer.out.iter().find_map(|o| match o {
+        Output::Event(e) if e.kind == "attempt.started" => e.took,
+        _ => None,
+    });
+    assert_eq!(took, Some(Span::secs(7)), "{:?}", peer.out);
+}
+
+/// What the eye on the invariants gathers does not grow with the attempts of other nodes.
+#[test]
+fn an_admission_is_held_against_its_own_nodes() {
+    let (mut peer, key, _) = peer();
+    for n in 0..50 {
+        let other = AttemptKey { job: JobId([n; 20]), epoch: Epoch(1) };
+        let mut attempt = peer.exec.attempts[&key].clone();
+        (attempt.phase, attempt.row.closed) = (Phase::Running, None);
+        attempt.row.shares = vec![NodeShare { node: u32::from(n), gpus: vec![0, 1] }];
+        peer.exec.attempts.insert(other, attempt);
+    }
+    let before = crate::base::work::done("gpus gathered");
+    peer.watch_admit(key, &[NodeShare { node: 3, gpus: vec![2] }]);
+    assert_eq!(crate::base::work::done("gpus gathered") - before, 2);
+    assert_eq!(peer.counters().get("invariant_I6_violated"), None);
+    peer.watch_admit(key, &[NodeShare { node: 3, gpus: vec![1] }]);
+    assert_eq!(peer.counters().get("invariant_I6_violated"), Some(&1));
+}

@@ -295,7 +295,13 @@ impl Peer {
         // What is reserved for it is covered while its time is, used or not.
         let reserved = Amount { gpus: self.reserved_idle(tenant), ..Amount::ZERO };
         let me = self.cfg.name.clone();
+        let said = self.tenants.spenders.get(tenant).is_some_and(|s| s.why.is_some());
+        // What was said to those that waited is over with the last of them.
+        let over = said && !self.exec.waits_for(tenant);
         let Some(spender) = self.tenants.spenders.get_mut(tenant) else { return };
+        if over {
+            (spender.refusals, spender.why) = (0, None);
+        }
         if spender.row.ledger != card.id() {
             // Another ledger counts now: what the old one gave is void.
             spender.row = Row { ledger: card.id(), ..Row::default() };

@@ -163,6 +163,7 @@ fn a_cluster_runs_no_more_of_a_tenant_than_its_limit() {
     solo.end_one();
     solo.pass(30);
     assert_eq!(solo.ledger().total().gpus, 0);
+    assert_eq!(solo.peer.tenants_known().remove(0).here.waits, None, "nobody waits");
     assert_eq!(solo.broken(), Vec::<&&str>::new());
 }
 
@@ -172,6 +173,10 @@ fn what_never_fits_is_refused_with_numbers() {
     solo.limit(LimitsPatch { gpus: Some(Some(3)), ..LimitsPatch::default() });
     let ClientResponse::Error(ClientError::OverQuota(why)) = solo.submit(FOUR) else { panic!("taken") };
     assert_eq!(why, "tenant t may use 3 GPUs at most, the job asks for 4");
+    // A dry run says the same.
+    let spec = Box::new(crate::model::spec_input::parse_spec(FOUR.as_bytes()).expect("a spec").spec);
+    let ClientResponse::Why(report) = solo.ask(ClientRequest::WhySpec { spec }) else { panic!("no table") };
+    assert!(report.refused.is_some_and(|said| said.contains(&why)), "{}", report.summary);
     // Limits that are lifted bind nobody; who has none is told so.
     solo.ask(ClientRequest::TenantSet { tenant: "t".into(), patch: None });
     assert!(matches!(solo.submit(FOUR), ClientResponse::Submitted { .. }));

@@ -33,6 +33,8 @@ pub(super) struct Loop {
     pub(super) sight: watch::Sender<Arc<Sight>>,
     pub(super) names: Arc<ArcSwap<Names>>,
     pub(super) beats: BTreeMap<PeerName, u64>,
+    /// Members of whom something newer was heard of than is here: which version, and since when.
+    pub(super) behind: BTreeMap<PeerName, (u64, Instant)>,
 }
 
 /// Why one life of chitchat ended.
@@ -190,6 +192,7 @@ impl Loop {
         *self.shared.dropped.lock().unwrap_or_else(PoisonError::into_inner) =
             (self.screen.dropped, self.screen.heard.clone());
         let Some((bytes, news)) = clean else { return };
+        self.note_lag(Instant::now());
         if envelope::answers(&bytes) {
             self.shared.pace.answered();
         }
@@ -207,6 +210,18 @@ impl Loop {
                 }
             }
             Err(e) => tracing::warn!("a screened message does not read back: {e:#}"),
+        }
+    }
+
+    fn note_lag(&mut self, now: Instant) {
+        for (name, version) in self.screen.told.drain(..) {
+            self.behind.entry(name).or_insert((version, now));
+        }
+        for (name, version) in self.screen.got.drain(..) {
+            if let Some((_, since)) = self.behind.get(&name).filter(|(awaited, _)| version >= *awaited) {
+                self.shared.lag.observe(now.saturating_duration_since(*since).as_secs_f64());
+                self.behind.remove(&name);
+            }
         }
     }
 
@@ -235,9 +250,28 @@ impl Loop {
                 seen.heartbeat_at = old.heartbeat_at;
             }
         }
+        self.note_beats(now, &beats);
+        self.behind.retain(|name, _| beats.contains_key(name));
         self.beats = beats;
         if *before != sight {
             self.sight.send_replace(Arc::new(sight));
+        }
+    }
+
+    /// Learns how far apart a member's heartbeats come. As chitchat's detector does, a mean of the last ten or so, that
+    /// begins with what a quiet mesh delivers.
+    fn note_beats(&self, now: crate::base::Instant, beats: &BTreeMap<PeerName, u64>) {
+        let mut seen = self.shared.beats.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.retain(|name, _| beats.contains_key(name));
+        for (name, beat) in beats {
+            let Some((last, mean)) = seen.get_mut(name) else {
+                seen.insert(name.clone(), (now, self.config.slow.as_secs_f64()));
+                continue;
+            };
+            if self.beats.get(name) != Some(beat) {
+                *mean += (now.since(*last).as_secs_f64() - *mean) / 10.0;
+                *last = now;
+            }
         }
     }
 

@@ -17,6 +17,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use chitchat::{ChitchatConfig, ChitchatId, FailureDetectorConfig};
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -116,6 +118,10 @@ struct Shared {
     dropped: Mutex<(Dropped, BTreeMap<&'static str, u64>)>,
     shed_received: AtomicU64,
     restarts: AtomicU64,
+    /// From hearing that a member has said something newer to having it.
+    lag: Histogram,
+    /// Of each other member: when its heartbeat moved last, and seconds between its heartbeats on average.
+    beats: Mutex<BTreeMap<PeerName, (Instant, f64)>>,
 }
 
 /// A running gossip. Dropping it does not stop it; the cancellation token does.
@@ -154,6 +160,8 @@ impl Gossip {
             dropped: Mutex::default(),
             shed_received: AtomicU64::new(0),
             restarts: AtomicU64::new(0),
+            lag: Histogram::new([0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 10.0, 60.0]),
+            beats: Mutex::default(),
         });
         let (received, inbox) = mpsc::channel(RECEIVED_MAX);
         let (news, heard) = mpsc::channel(NEWS_MAX);
@@ -171,6 +179,7 @@ impl Gossip {
             sight: sight_tx,
             names: Arc::default(),
             beats: BTreeMap::new(),
+            behind: BTreeMap::new(),
         };
         tracker.spawn(loop_.run(inbox, cancel));
         (Self { shared, received, sight }, heard)
@@ -226,6 +235,25 @@ impl Gossip {
         self.shared.pace.flash(tokio::time::Instant::now());
     }
 
+    /// Offers what is no counter, and how full the queue of received messages is.
+    pub fn register(&self, registry: &mut Registry) {
+        let help = "From hearing that a member has said something newer to having it";
+        registry.register_with_unit("starling_gossip_lag", help, Unit::Seconds, self.shared.lag.clone());
+    }
+
+    /// How long each other member has been silent, in its own average intervals: the phi by which chitchat's detector
+    /// calls a member dead, as this side has seen its heartbeats.
+    pub fn phi(&self, now: Instant) -> BTreeMap<PeerName, f64> {
+        let beats = self.shared.beats.lock().unwrap_or_else(PoisonError::into_inner);
+        let phi = |(last, mean): &(Instant, f64)| now.since(*last).as_secs_f64() / mean.max(0.001);
+        beats.iter().map(|(name, seen)| (name.clone(), phi(seen))).collect()
+    }
+
+    /// The share of the queue of received messages that is taken.
+    pub fn fill(&self) -> f64 {
+        fill(&self.received)
+    }
+
     /// Named counters for metrics.
     pub fn counters(&self) -> BTreeMap<&'static str, u64> {
         let (dropped, heard) = self.shared.dropped.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -247,6 +275,11 @@ impl Gossip {
         ];
         heard.into_iter().chain(own).collect()
     }
+}
+
+/// The share of a channel's places that are taken.
+pub(crate) fn fill<T>(channel: &mpsc::Sender<T>) -> f64 {
+    1.0 - channel.capacity() as f64 / channel.max_capacity().max(1) as f64
 }
 
 #[cfg(test)]

@@ -90,6 +90,10 @@ pub struct Screen {
     pub dropped: Dropped,
     /// News heard since the start, by what they are: each cost a check of a signature.
     pub heard: BTreeMap<&'static str, u64>,
+    /// Of the last message: members of whom somebody has a newer version than this side, and it,
+    pub told: Vec<(PeerName, u64)>,
+    /// and members of whom newer keys came, up to which version.
+    pub got: Vec<(PeerName, u64)>,
     /// Somebody holds keys of our generation that we signed and do not have: the generation was used
     /// before. Whoever drives the gossip must start again with a higher one.
     pub generation_reused: bool,
@@ -126,6 +130,8 @@ impl Screen {
             hasher: RandomState::new(),
             dropped: Dropped::default(),
             heard: BTreeMap::new(),
+            told: Vec::new(),
+            got: Vec::new(),
             generation_reused: false,
         }
     }
@@ -153,6 +159,7 @@ impl Screen {
             }
         };
         let mut news = Vec::new();
+        (self.told, self.got) = (Vec::new(), Vec::new());
         let (digest, delta) = envelope.parts();
         // Deltas first: what they prove decides which nodes of the digest are let in.
         if let Some(delta) = delta {
@@ -219,6 +226,9 @@ impl Screen {
             good += 1;
         }
         node.writes.truncate(good);
+        if let Some(last) = node.writes.last() {
+            self.got.push((name.clone(), last.version));
+        }
         // Our own keys come from nobody but us.
         good > 0 && name != self.me
     }
@@ -297,7 +307,10 @@ impl Screen {
                 self.dropped.stale += 1;
                 return false;
             }
-            if held.contains_key(&entry.id) {
+            if let Some(state) = held.get(&entry.id) {
+                if entry.version > state.version() {
+                    self.told.push((name, entry.version));
+                }
                 return true;
             }
             let proven = self.generation(&name);

@@ -264,6 +264,21 @@ impl Mesh {
         taken
     }
 
+    /// Offers what is no counter.
+    pub fn register(&self, registry: &mut prometheus_client::registry::Registry) {
+        self.gossip.register(registry);
+    }
+
+    /// How long each other member has been silent by gossip, in its own intervals.
+    pub fn phi(&self, now: Instant) -> BTreeMap<PeerName, f64> {
+        self.gossip.phi(now)
+    }
+
+    /// Shares of the queues here that are taken, by name.
+    pub fn fills(&self) -> [(&'static str, f64); 2] {
+        [("gossip", self.gossip.fill()), ("mesh", crate::runtime::gossip::fill(&self.events))]
+    }
+
     /// Named counters for metrics.
     pub fn counters(&self) -> BTreeMap<&'static str, u64> {
         let c = &self.counters;

@@ -53,9 +53,22 @@ pub async fn doctor(State(api): State<Api>) -> ApiResult<Json<DoctorDocument>> {
     findings.extend(clusters.clusters.iter().filter_map(closed));
     findings.push(disk(&api.handle.metrics()));
     findings.extend(records(&api).await);
+    findings.extend(refused(&api.handle.refusals()));
     findings.push(compare::ports(&api.handle.members(), &me.name, &me.listen).await);
     findings.sort_by_key(|f| std::cmp::Reverse(f.weight));
     Ok(Json(DoctorDocument { peer: me.name, at_ms: wall_now().0, findings }))
+}
+
+/// What a member says of this peer itself comes before any guess about the network.
+fn refused(told: &[(PeerName, String)]) -> Option<Finding> {
+    let (peer, why) = told.first()?;
+    let text = format!("{peer} takes no link from this peer: {why}");
+    Some(finding(
+        Weight::Bad,
+        "refused",
+        text,
+        "a removed peer joins again with a new token and an empty state folder; a certificate or a name that is not taken: `starling members` there",
+    ))
 }
 
 fn members(clusters: &[ClusterDocument], isolated: bool, me: &PeerName) -> Finding {

@@ -11,9 +11,10 @@ use futures::StreamExt;
 use serde::Deserialize;
 
 use super::input::{Q, span};
-use super::limits::Caller;
+use super::limits::{Address, Caller, came_from};
 use super::{Api, ApiError, ApiResult, escape, resolve};
-use crate::base::{JobId, Span};
+use crate::base::{JobId, PeerName, Span};
+use crate::core::api::{ClientRequest, ClientResponse};
 use crate::model::report::Liveness;
 use crate::runtime::eventlog::{AuditNote, EventLog, HistoryFilter, QUERY_MAX};
 use crate::surface::documents::{AuditList, AuditVerdict, HistoryEntry, HistoryList, wall_now};
@@ -24,6 +25,8 @@ const SINCE_MAX: Span = Span::secs(10 * 366 * 86_400);
 /// A peer that has not answered by then is named in `unanswered`.
 const PEER_ANSWERS_WITHIN: Duration = Duration::from_secs(4);
 const ASKED_AT_ONCE: usize = 16;
+/// Longest text of how something stood.
+const STANDS_MAX: usize = 1_000;
 
 /// The query of both.
 #[derive(Deserialize, Default, Clone)]
@@ -93,6 +96,22 @@ async fn here(api: &Api, filter: HistoryFilter) -> ApiResult<Vec<HistoryEntry>> 
     let peer = api.handle.about().name;
     let entries = log(api)?.history(filter).await.map_err(disk)?;
     Ok(entries.into_iter().map(|entry| HistoryEntry { peer: peer.clone(), entry }).collect())
+}
+
+/// The newest events that one peer wrote down.
+pub async fn of_peer(api: &Api, peer: &PeerName, limit: usize) -> ApiResult<Vec<HistoryEntry>> {
+    if *peer == api.handle.about().name {
+        return here(api, HistoryFilter { limit, ..HistoryFilter::default() }).await;
+    }
+    let uri = format!("/v1/local/history?limit={limit}");
+    let answer = tokio::time::timeout(PEER_ANSWERS_WITHIN, resolve::ask(api, peer, "GET", uri)).await;
+    let late =
+        ApiError::Conflict(format!("{peer} did not answer within {} s", PEER_ANSWERS_WITHIN.as_secs()));
+    let bytes = answer.map_err(|_| late)??;
+    let list: HistoryList =
+        serde_json::from_slice(&bytes).map_err(|_| ApiError::Internal("history of another peer"))?;
+    // What a peer says of others is not taken from it.
+    Ok(list.events.into_iter().filter(|e| e.peer == *peer).take(limit).collect())
 }
 
 /// `GET /v1/history`
@@ -173,23 +192,30 @@ pub async fn verify(State(api): State<Api>) -> ApiResult<Json<AuditVerdict>> {
     Ok(Json(AuditVerdict { peer: api.handle.about().name, verdict }))
 }
 
+/// Only submitting has a dry run: of any other call the words change nothing.
+fn is_dry(route: &str, query: &str) -> bool {
+    route == "/v1/jobs" && query.split('&').any(|part| part == "dry_run=true")
+}
+
 /// Around every route: what changes something is written down, also when it was refused.
 pub(super) async fn audited(State(api): State<Api>, request: Request, next: Next) -> Response {
     let route = request.extensions().get::<axum::extract::MatchedPath>().map(|m| m.as_str().to_owned());
     let (Some(log), Some(route)) = (api.handle.log(), route) else { return next.run(request).await };
-    let dry = request.uri().query().is_some_and(|q| q.contains("dry_run=true"));
+    let dry = is_dry(&route, request.uri().query().unwrap_or_default());
     // A job's own checkpoints stand in its record, and are many.
     let of_a_job = route.ends_with("/checkpoint");
     if matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS) || dry || of_a_job {
         return next.run(request).await;
     }
     let caller = request.extensions().get::<Caller>().cloned();
+    let from = came_from(caller.as_ref(), request.extensions().get::<Address>());
     let method = request.method().clone();
     let mut object = object(&route, request.uri());
     // The operator's calls about one job name it in full here, whatever start of its id was given.
-    let job = match route.starts_with("/v1/jobs/{id}/") {
-        true => resolve::resolve(&api, &object).await.ok(),
-        false => None,
+    let job = match route.as_str() {
+        "/v1/reservations/{id}" => resolve::resolve_reservation(&api, &object).await.ok(),
+        route if route.starts_with("/v1/jobs/{id}/") => resolve::resolve(&api, &object).await.ok(),
+        _ => None,
     };
     if let Some(job) = job {
         object = job.to_string();
@@ -202,14 +228,7 @@ pub(super) async fn audited(State(api): State<Api>, request: Request, next: Next
     log.audit(AuditNote {
         at_ms: wall_now().0,
         who: caller.as_ref().map_or_else(|| "an unnamed caller".into(), ToString::to_string),
-        from: match caller {
-            Some(Caller::Local(_)) => "unix socket",
-            Some(Caller::Token) => "TCP with the token",
-            Some(Caller::Member(_)) => "TLS with a certificate",
-            Some(Caller::Peer) => "another peer",
-            None => "inside",
-        }
-        .into(),
+        from,
         what: format!("{method} {route}"),
         object,
         before,
@@ -230,6 +249,16 @@ fn object(route: &str, uri: &axum::http::Uri) -> String {
     given.or_else(cluster).unwrap_or_default().chars().take(128).collect()
 }
 
+/// A tenant's limits as this peer knows them.
+async fn tenant_stands(api: &Api, tenant: &str) -> String {
+    let Ok(ClientResponse::Tenants(known)) = api.call(ClientRequest::Tenants).await else {
+        return "not known".into();
+    };
+    let card = known.into_iter().map(|r| r.card).find(|card| card.tenant == tenant && !card.removed);
+    let limits = card.map(|card| serde_json::to_string(&card.limits).unwrap_or_default());
+    limits.unwrap_or_else(|| "no limits".into()).chars().take(STANDS_MAX).collect()
+}
+
 /// How the object stands: a job by its record, a member or cluster as this peer knows it.
 async fn stands(api: &Api, route: &str, object: &str, job: Option<JobId>) -> String {
     if let Some(job) = job {
@@ -241,7 +270,10 @@ async fn stands(api: &Api, route: &str, object: &str, job: Option<JobId>) -> Str
             Err(_) => "not known: too few homes answer".into(),
         };
     }
-    if route.starts_with("/v1/jobs") || route == "/v1/tokens" {
+    if route.starts_with("/v1/tenants/") {
+        return tenant_stands(api, object).await;
+    }
+    if !["/v1/members", "/v1/drain", "/v1/undrain"].iter().any(|r| route.starts_with(r)) {
         return String::new();
     }
     let me = api.handle.about();

@@ -84,6 +84,20 @@ pub fn moment(field: &str, text: &str) -> ApiResult<WallTime> {
     })
 }
 
+/// No body: what is said there would change nothing, so it is refused.
+pub struct NoBody;
+
+impl<S: Send + Sync> FromRequest<S> for NoBody {
+    type Rejection = ApiError;
+    async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
+        let body = read_body(request.into_body()).await?;
+        match body.trim_ascii() {
+            b"" | b"{}" => Ok(Self),
+            _ => Err(ApiError::BadRequest("a body, of which this call reads nothing: send none".into())),
+        }
+    }
+}
+
 /// The body, bounded.
 pub struct Bounded(pub Bytes);
 

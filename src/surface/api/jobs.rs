@@ -12,7 +12,7 @@ use serde_json::json;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::Instant;
 
-use super::input::{self, Bounded, Q, Segment};
+use super::input::{self, Bounded, NoBody, Q, Segment};
 use super::limits::Caller;
 use super::{Api, ApiError, ApiResult, resolve};
 use crate::base::{Epoch, JobId, PeerName, Span};
@@ -247,6 +247,7 @@ pub async fn cancel(
     State(api): State<Api>,
     caller: Option<Extension<Caller>>,
     id: Segment,
+    _: NoBody,
 ) -> ApiResult<Json<CancelDocument>> {
     let job = resolve::resolve(&api, &id.0).await?;
     let by = caller.map_or_else(|| "an unnamed caller".to_owned(), |Extension(caller)| caller.to_string());

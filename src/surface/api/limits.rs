@@ -36,6 +36,22 @@ pub enum Caller {
     Peer,
 }
 
+/// Where a caller over TCP is.
+#[derive(Debug, Clone, Copy)]
+pub struct Address(pub std::net::SocketAddr);
+
+/// The way in that a caller took, and from where: what the audit keeps beside who it was.
+pub(super) fn came_from(caller: Option<&Caller>, address: Option<&Address>) -> String {
+    let at = address.map_or_else(|| "TCP".to_owned(), |a| a.0.to_string());
+    match caller {
+        Some(Caller::Local(_)) => "unix socket".into(),
+        Some(Caller::Token) => format!("{at} with the token"),
+        Some(Caller::Member(_)) => format!("{at} with a certificate"),
+        Some(Caller::Peer) => "another peer".into(),
+        None => "inside".into(),
+    }
+}
+
 impl std::fmt::Display for Caller {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {

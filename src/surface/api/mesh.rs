@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::input::{self, Bounded, Q, Segment};
+use super::input::{self, Bounded, NoBody, Q, Segment};
 use super::{Api, ApiError, ApiResult, resolve};
 use crate::backends::local::clock;
 use crate::base::{PeerName, Span, WallTime};
@@ -221,6 +221,7 @@ pub async fn member_remove(
     State(api): State<Api>,
     name: Segment,
     Q(query): Q<RemoveQuery>,
+    _: NoBody,
 ) -> ApiResult<Json<Value>> {
     let name = name.peer()?;
     match api.handle.members().iter().find(|m| m.name == name) {
@@ -262,12 +263,12 @@ pub struct DrainQuery {
 }
 
 /// `POST /v1/drain`
-pub async fn drain(State(api): State<Api>, Q(query): Q<DrainQuery>) -> ApiResult<Response> {
+pub async fn drain(State(api): State<Api>, Q(query): Q<DrainQuery>, _: NoBody) -> ApiResult<Response> {
     set_draining(&api, query, true).await
 }
 
 /// `POST /v1/undrain`
-pub async fn undrain(State(api): State<Api>, Q(query): Q<DrainQuery>) -> ApiResult<Response> {
+pub async fn undrain(State(api): State<Api>, Q(query): Q<DrainQuery>, _: NoBody) -> ApiResult<Response> {
     set_draining(&api, query, false).await
 }
 

@@ -13,7 +13,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
 use super::{Api, local};
-use crate::core::api::InspectReport;
+use crate::core::api::{BOUNDS_MS, InspectReport};
 use crate::model::report::Liveness;
 use crate::surface::documents::{boottime_now, wall_now};
 
@@ -117,6 +117,21 @@ fn core_lines(out: &mut String, report: &InspectReport) {
             newest.as_secs_f64(),
         );
     }
+    if let Some(left) = report.lease_left {
+        gauge(
+            out,
+            "starling_lease_left_seconds",
+            "Time until the lease of an attempt here ends unless it is renewed, the shortest.",
+            left.as_secs_f64(),
+        );
+    }
+    let name = "starling_register_commit_seconds";
+    head(out, name, "histogram", "From asking a record's homes to a majority that has the change on disk.");
+    for (bound, n) in BOUNDS_MS.iter().zip(report.commits.at_most) {
+        let _ = writeln!(out, "{name}_bucket{{le=\"{:?}\"}} {n}", *bound as f64 / 1e3);
+    }
+    let (count, sum) = (report.commits.count, report.commits.sum.as_secs_f64());
+    let _ = writeln!(out, "{name}_bucket{{le=\"+Inf\"}} {count}\n{name}_count {count}\n{name}_sum {sum}");
     let mut counters: BTreeMap<String, u64> =
         CORE_ALWAYS.iter().map(|name| ((*name).to_owned(), 0)).collect();
     counters.extend(report.counters.clone());

@@ -32,7 +32,7 @@ mod tests_mesh;
 use std::sync::Arc;
 
 pub use error::{ApiError, ApiResult};
-pub use limits::Caller;
+pub use limits::{Address, Caller};
 pub use proxy::serve_proxy;
 pub(crate) use resolve::escape;
 pub use routes::{Watched, router, router_with};

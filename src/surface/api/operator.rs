@@ -4,7 +4,7 @@ use axum::extract::State;
 use axum::{Extension, Json};
 use serde::Deserialize;
 
-use super::input::{Bounded, Segment};
+use super::input::{Bounded, NoBody, Segment};
 use super::limits::Caller;
 use super::{Api, ApiError, ApiResult, resolve};
 use crate::base::{Epoch, PeerName};
@@ -93,6 +93,7 @@ pub async fn release(
     State(api): State<Api>,
     caller: Option<Extension<Caller>>,
     id: Segment,
+    _: NoBody,
 ) -> ApiResult<Json<JobDocument>> {
     let job = resolve::resolve(&api, &id.0).await?;
     changed(&api, ClientRequest::Release { job, by: named(caller) }).await

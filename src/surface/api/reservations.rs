@@ -7,7 +7,7 @@ use axum::{Extension, Json};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::input::{self, Bounded, Q, Segment};
+use super::input::{self, Bounded, NoBody, Q, Segment};
 use super::jobs::ListQuery;
 use super::limits::Caller;
 use super::{Api, ApiError, ApiResult, resolve};
@@ -158,6 +158,7 @@ pub async fn end(
     State(api): State<Api>,
     caller: Option<Extension<Caller>>,
     id: Segment,
+    _: NoBody,
 ) -> ApiResult<Json<ReservationDocument>> {
     let id = resolve::resolve_reservation(&api, &id.0).await?;
     // Not a job by its id.

@@ -8,7 +8,7 @@ use futures::StreamExt;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::input::{Bounded, Segment};
+use super::input::{Bounded, NoBody, Segment};
 use super::{Api, ApiError, ApiResult, resolve};
 use crate::base::{Bytes, MilliCpu, PeerName, Span};
 use crate::core::tenants::TenantReport;
@@ -114,7 +114,7 @@ pub async fn set(State(api): State<Api>, tenant: Segment, body: Bounded) -> ApiR
 }
 
 /// `DELETE /v1/tenants/{name}`: nothing is limited any more.
-pub async fn remove(State(api): State<Api>, tenant: Segment) -> ApiResult<Json<TenantDocument>> {
+pub async fn remove(State(api): State<Api>, tenant: Segment, _: NoBody) -> ApiResult<Json<TenantDocument>> {
     let tenant = named(&tenant)?;
     asked(&api, ClientRequest::TenantSet { tenant, patch: None }).await.map(Json)
 }
@@ -168,6 +168,9 @@ fn spelled<T: std::str::FromStr<Err = String>>(field: &str, value: &Value) -> Ap
 }
 
 fn patch(body: Map<String, Value>) -> ApiResult<LimitsPatch> {
+    if body.is_empty() {
+        return Err(ApiError::BadRequest("nothing to set: name a limit".into()));
+    }
     let mut patch = LimitsPatch::default();
     for (key, value) in &body {
         match key.as_str() {
@@ -185,11 +188,18 @@ fn patch(body: Map<String, Value>) -> ApiResult<LimitsPatch> {
             "guaranteed" => patch.guaranteed = Some(whole("guaranteed", value)?),
             "borrow" => patch.borrow = lifted(value, |v| whole("borrow", v))?,
             "weight" => {
-                let weight = whole("weight", value)?;
-                patch.weight = Some(u32::try_from(weight).map_err(|_| wrong("weight", "1 to 1000"))?);
+                let weight = u32::try_from(whole("weight", value)?).ok().filter(|w| (1..=1_000).contains(w));
+                patch.weight = Some(weight.ok_or_else(|| wrong("weight", "1 to 1000"))?);
             }
             "grace" if *value == "never" => patch.grace = Some(None),
-            "grace" => patch.grace = Some(Some(spelled::<Span>("grace", value)?)),
+            "grace" => {
+                let grace = spelled::<Span>("grace", value)?;
+                if grace < Span::secs(1) {
+                    // No job asks for less, so none could ever be submitted.
+                    return Err(wrong("grace", "1 s or more, or never"));
+                }
+                patch.grace = Some(Some(grace));
+            }
             "keep" => {
                 let Value::Object(keep) = value else {
                     return Err(wrong("keep", "cluster names with numbers"));
@@ -238,7 +248,6 @@ mod tests {
             (Some(None), Some(Some(Span::secs(120))), 1)
         );
         assert_eq!(read(json!({"grace": "never"})).expect("good").grace, Some(None));
-        assert_eq!(read(json!({})).expect("nothing"), LimitsPatch::default());
         for bad in [
             json!({"gpus": -1}),
             json!({"gpus": 1.5}),
@@ -250,6 +259,10 @@ mod tests {
             json!({"keep": {"No!": 1}}),
             json!({"keep": 3}),
             json!({"grace": 5}),
+            json!({"grace": "0s"}),
+            json!({"weight": 0}),
+            json!({"weight": 1_001}),
+            json!({}),
             json!({"gpu": 1}),
         ] {
             assert!(matches!(read(bad.clone()), Err(ApiError::BadRequest(_))), "{bad}");

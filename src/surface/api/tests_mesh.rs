@@ -101,6 +101,11 @@ async fn members_tokens_and_drain() {
     for bad in [r#"{"ttl": "2h"}"#, r#"{"ttl": "0s"}"#, r#"{"tll": "5m"}"#, "nonsense"] {
         assert_eq!(json_of(&app, "POST", "/v1/tokens", bad).await.0, 400, "{bad}");
     }
+    // What is said in a body would be ignored: another cluster would be drained than the one that is meant.
+    for (method, uri) in [("POST", "/v1/drain"), ("POST", "/v1/undrain"), ("DELETE", "/v1/members/b")] {
+        assert_eq!(json_of(&app, method, uri, r#"{"cluster":"b"}"#).await.0, 400, "{uri}");
+    }
+    assert!(!a.state.lock().expect("state").draining && !b.state.lock().expect("state").draining);
     let (status, _) = json_of(&app, "POST", "/v1/drain?cluster=b", "").await;
     assert_eq!(status, 200);
     assert!(b.state.lock().expect("state").draining && !a.state.lock().expect("state").draining);

@@ -167,8 +167,8 @@ pub struct UpArgs {
     /// Name of this peer and its cluster; default is the host's
     #[arg(long)]
     pub name: Option<PeerName>,
-    /// Join a mesh: TOKEN@HOST:PORT, from `starling token create` there
-    #[arg(long, value_name = "TOKEN@HOST:PORT")]
+    /// Join a mesh: TOKEN@HOST:PORT, from `starling token create` there; looked at by the first start only
+    #[arg(long, env = "STARLING_JOIN", value_name = "TOKEN@HOST:PORT", hide_env_values = true)]
     pub join: Option<String>,
     /// Where to listen for other peers (UDP), such as 0.0.0.0:7171
     #[arg(long, value_name = "ADDR:PORT")]

@@ -184,6 +184,9 @@ pub async fn cancel(asking: &Asking, id: &str) -> CommandResult {
     let done: CancelDocument = asking.client.send(Method::POST, &path, None).await?;
     let text = match done.state {
         JobState::Cancelled => format!("job {} is cancelled\n", done.id.short()),
+        state if state.is_final() => {
+            format!("job {} had ended already: {}\n", done.id.short(), state.as_str())
+        }
         state => format!(
             "job {} was {} and will stop: starling wait {}\n",
             done.id.short(),

@@ -16,6 +16,8 @@ use crate::surface::documents::{EventDocument, JobDocument};
 const HEAD_WITHIN: Duration = Duration::from_secs(40);
 /// Between two looks at a job that has no attempt to follow.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// The rest of broken logs of a job that has ended is asked for so often.
+const TRIES_AT_END: u32 = 20;
 /// Bytes that `logs --json` collects.
 const JSON_BYTES_MAX: usize = 32 << 20;
 
@@ -42,28 +44,40 @@ pub async fn logs(asking: &Asking, mut args: LogsArgs) -> CommandResult {
         return logs_json(asking, &args).await;
     }
     if !args.follow {
-        copy(asking, &path(&args, args.epoch, false)).await?;
+        copy(asking, &path(&args, args.epoch, false), &mut 0).await?;
         return Ok(Reply::new(&Value::Null, String::new()));
     }
     let mut shown: Option<u64> = None;
+    // What was printed of an epoch whose logs broke off, in bytes, and how often it was tried after the job's end.
+    let mut part: Option<(u64, u64)> = None;
+    let mut tries = 0;
     loop {
         let job: JobDocument = asking.client.get(&format!("/v1/jobs/{}", escape(&args.id))).await?;
         let newest = job.attempts.last().map(|a| a.epoch);
         let next = args.epoch.or(newest).filter(|epoch| shown.is_none_or(|s| *epoch > s));
         if let Some(epoch) = next {
-            if shown.is_some() {
+            if shown.is_some() || part.is_some_and(|(of, _)| of != epoch) {
                 let cluster = job.attempts.last().map(|a| a.cluster.to_string()).unwrap_or_default();
                 eprintln!("-- goes on at {cluster}, epoch {epoch}");
             }
-            match copy(asking, &path(&args, Some(epoch), true)).await {
-                Ok(()) => {}
-                // An attempt may end without a line, or its cluster may be gone: the job itself goes on.
-                Err(Failure::Client(ClientFailure::Broken(..) | ClientFailure::Api(..))) if !job.done => {
-                    eprintln!("-- the logs of epoch {epoch} broke off");
+            let before = part.filter(|(of, _)| *of == epoch);
+            let mut printed = before.map_or(0, |(_, bytes)| bytes);
+            match copy(asking, &path(&args, Some(epoch), true), &mut printed).await {
+                Ok(()) => (shown, part) = (Some(epoch), None),
+                // An attempt may end without a line, or its cluster may be away: the rest is asked for until the job has
+                // gone on elsewhere, or has ended and nobody has it.
+                Err(Failure::Client(ClientFailure::Broken(..) | ClientFailure::Api(..)))
+                    if !job.done || before.is_some() && tries < TRIES_AT_END =>
+                {
+                    if before.is_none() {
+                        eprintln!("-- the logs of epoch {epoch} broke off");
+                    }
+                    part = Some((epoch, printed));
+                    tries += u32::from(job.done);
+                    tokio::time::sleep(LOOK_EVERY).await;
                 }
                 Err(error) => return Err(error),
             }
-            shown = Some(epoch);
         } else if job.done || args.epoch.is_some() {
             return Ok(Reply::new(&Value::Null, String::new()));
         } else {
@@ -72,12 +86,17 @@ pub async fn logs(asking: &Asking, mut args: LogsArgs) -> CommandResult {
     }
 }
 
-async fn copy(asking: &Asking, path: &str) -> Result<(), Failure> {
+/// Prints an answer after its first `printed` bytes, and counts what it prints there.
+async fn copy(asking: &Asking, path: &str, printed: &mut u64) -> Result<(), Failure> {
     let mut answer = asking.client.open(Method::GET, path, None, &[], HEAD_WITHIN).await?;
     let mut out = std::io::stdout();
+    let mut skip = *printed;
     while let Some(chunk) = answer.chunk().await? {
+        let known = usize::try_from(skip).unwrap_or(usize::MAX).min(chunk.len());
+        let chunk = &chunk[known..];
+        (skip, *printed) = (skip - known as u64, *printed + chunk.len() as u64);
         // A reader that went away (`| head`) ends it without a word.
-        if out.write_all(&chunk).and_then(|()| out.flush()).is_err() {
+        if out.write_all(chunk).and_then(|()| out.flush()).is_err() {
             break;
         }
     }

@@ -209,7 +209,8 @@ async fn send(asking: &Asking, document: Vec<u8>, after: After) -> CommandResult
     let payload = Some((kind, document));
     if after.dry_run {
         let why: WhyDocument = asking.client.send(Method::POST, "/v1/jobs?dry_run=true", payload).await?;
-        return Ok(Reply::new(&why, jobs::why_text(asking, &why)));
+        let code = if why.refused.is_some() { exit::USAGE } else { exit::OK };
+        return Ok(Reply::new(&why, jobs::why_text(asking, &why)).with_code(code));
     }
     let mut headers: Vec<_> = after.key.into_iter().map(|key| ("idempotency-key", key)).collect();
     // Whoever submits as part of a trace (a pipeline, another job) has its jobs in that trace.

@@ -11,13 +11,15 @@ use super::{Answer, Page, answer, clusters as cluster_list, notice};
 use crate::base::{Bytes, PeerName};
 use crate::core::api::InspectReport;
 use crate::surface::api::input::Segment;
-use crate::surface::api::{Api, ApiError, local, resolve};
-use crate::surface::documents::{ClusterDocument, InspectDocument};
+use crate::surface::api::{Api, ApiError, history, local, resolve};
+use crate::surface::documents::{ClusterDocument, HistoryEntry, InspectDocument};
 
 /// A cluster is asked for its queue for so long.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 /// Rows of a queue that are shown.
 const ROWS_MAX: usize = 200;
+/// Events that are shown.
+const EVENTS_SHOWN: usize = 20;
 
 /// The list.
 pub async fn clusters(State(api): State<Api>) -> Answer {
@@ -84,7 +86,7 @@ pub async fn cluster(State(api): State<Api>, name: Result<Segment, ApiError>) ->
         let list = cluster_list(&api).await;
         let found = list.clusters.iter().find(|c| c.name == name);
         let c = found.ok_or_else(|| ApiError::NotFound(format!("cluster {name} in this mesh")))?;
-        let inside = inspect(&api, &name).await;
+        let (inside, past) = tokio::join!(inspect(&api, &name), history::of_peer(&api, &name, EVENTS_SHOWN));
         let mut body = heading(c);
         let samples = api.memory.samples();
         let of = |s: &super::memory::Sample| {
@@ -115,10 +117,21 @@ pub async fn cluster(State(api): State<Api>, name: Result<Segment, ApiError>) ->
                 );
             }
         }
-        Ok(Page { title: format!("Cluster {name}"), menu: "/clusters", live: "view tick", body })
+        body.push_str(&events(past));
+        Ok(Page { title: format!("Cluster {name}"), menu: "/clusters", live: "events view tick", body })
     };
     let page = page.await;
     answer(&api, "/clusters", page)
+}
+
+/// What its peer wrote down last.
+fn events(past: Result<Vec<HistoryEntry>, ApiError>) -> String {
+    let list = match past {
+        Ok(list) if list.is_empty() => "<p class=soft>None yet.</p>".into(),
+        Ok(list) => super::events::table(&list, true),
+        Err(error) => format!("<p class=soft>Cannot be asked: {}.</p>", esc(&error.to_string())),
+    };
+    panel("Events", "what its peer wrote down, newest first; times are its own", &list)
 }
 
 fn heading(c: &ClusterDocument) -> String {

@@ -1,5 +1,6 @@
 //! How long jobs stood still: from the loss of their cluster, or from its clean end, to the next attempt's first
-//! step. By the jobs' own ledger and the nemesis' diary alone.
+//! step. By the jobs' own ledger and the nemesis' diary; the records only say for how long a job that loses one cluster
+//! after the other is held back on purpose, which is not counted.
 
 use std::collections::BTreeMap;
 
@@ -65,6 +66,9 @@ struct Life<'a> {
     done: bool,
 }
 
+/// For how long a job is held back after the loss of this epoch.
+pub type Held<'a> = &'a dyn Fn(&str, u64) -> Span;
+
 /// Attempts by epoch, by job.
 type Lives<'a> = BTreeMap<&'a str, BTreeMap<u64, Life<'a>>>;
 
@@ -84,15 +88,15 @@ fn lives(entries: &[Entry]) -> Lives<'_> {
 }
 
 /// For each job that ran at a peer at a moment: how long until the first step of its next attempt.
-fn after(lives: &Lives<'_>, peer: usize, at: u64) -> Vec<u64> {
+fn after(lives: &Lives<'_>, peer: usize, at: u64, held: Held<'_>) -> Vec<u64> {
     let name = format!("c{}", peer + 1);
     let runs = |l: &Life<'_>| l.cluster == name && l.from <= at && l.to + LINES_EVERY.0 >= at && !l.done;
-    let next = |epochs: &BTreeMap<u64, Life<'_>>| {
+    let next = |(job, epochs): (&&str, &BTreeMap<u64, Life<'_>>)| {
         let (epoch, _) = epochs.iter().find(|(_, l)| runs(l))?;
         let later = epochs.range(epoch + 1..).find_map(|(_, l)| l.step)?;
-        later.checked_sub(at)
+        Some(later.checked_sub(at)?.saturating_sub(held(job, *epoch).0))
     };
-    lives.values().filter_map(next).collect()
+    lives.iter().filter_map(next).collect()
 }
 
 /// The longest time from the loss of a cluster to the first step elsewhere, but for what it takes to notice the loss.
@@ -101,7 +105,7 @@ pub fn bound(grace: Span, margin: Span) -> Span {
 }
 
 /// Measures a run.
-pub fn measure(entries: &[Entry], diary: &Diary) -> Bounds {
+pub fn measure(entries: &[Entry], diary: &Diary, held: Held<'_>) -> Bounds {
     let lives = lives(entries);
     let bound = bound(GRACE, MARGIN);
     // A clock that is set stops nobody.
@@ -115,7 +119,7 @@ pub fn measure(entries: &[Entry], diary: &Diary) -> Bounds {
     let waited = wait(GRACE, MARGIN);
     for act in diary.acts.iter().filter(|a| a.to_us - a.from_us > waited.0) {
         let Some(peer) = act.loses else { continue };
-        let times = after(&lives, peer, act.from_us);
+        let times = after(&lives, peer, act.from_us, held);
         if !disturbed(act.from_us, bound, Some(act), false) {
             alone.extend(&times);
         }
@@ -124,7 +128,7 @@ pub fn measure(entries: &[Entry], diary: &Diary) -> Bounds {
     let (mut clean, mut stopped) = (Vec::new(), Vec::new());
     // Only every second peer moves its jobs when it is told to end.
     for (peer, at) in diary.stops.iter().filter(|(peer, _)| peer.is_multiple_of(2)) {
-        let times = after(&lives, *peer, *at);
+        let times = after(&lives, *peer, *at, &|_, _| Span::ZERO);
         if !disturbed(*at, SLACK, None, true) {
             clean.extend(&times);
         }
@@ -167,20 +171,25 @@ mod tests {
             entry("e", Kind::Step, 2, "c2", 119, 120),
         ];
         let mut diary = Diary { acts: vec![act(100, 130, Some(1), false)], ..Diary::default() };
-        let seen = measure(&entries, &diary);
+        let none = |_: &str, _: u64| Span::ZERO;
+        let seen = measure(&entries, &diary, &none);
         assert_eq!((seen.lost.count, seen.lost.beyond), (2, 1));
         assert_eq!((seen.lost.median_s, seen.lost.most_s), (20.0, 20.0));
+        // What was held back on purpose is not late.
+        let held = |job: &str, epoch: u64| if (job, epoch) == ("e", 1) { Span::secs(8) } else { Span::ZERO };
+        let seen = measure(&entries, &diary, &held);
+        assert_eq!((seen.lost.count, seen.lost.beyond, seen.lost.most_s), (2, 0, 12.0));
         // A cut at the same time: it counts, but not as alone.
         diary.acts.push(act(105, 106, None, true));
-        let seen = measure(&entries, &diary);
+        let seen = measure(&entries, &diary, &none);
         assert_eq!((seen.lost.count, seen.lost_and_more.count), (0, 2));
         // Short of the wait nothing is lost.
         diary.acts = vec![act(100, 104, Some(1), false)];
-        assert_eq!(measure(&entries, &diary).lost_and_more.count, 0);
+        assert_eq!(measure(&entries, &diary, &none).lost_and_more.count, 0);
         // A stop: of a peer that moves its jobs.
         diary = Diary { stops: vec![(0, 100_000_000), (1, 100_000_000)], ..Diary::default() };
         let moved = [entry("b", Kind::Step, 1, "c1", 90, 101), entry("b", Kind::Step, 2, "c4", 103, 104)];
-        let seen = measure(&moved, &diary);
+        let seen = measure(&moved, &diary, &none);
         assert_eq!((seen.stopped.count, seen.stopped.most_s, seen.stopped.beyond), (1, 4.0, 0));
     }
 }

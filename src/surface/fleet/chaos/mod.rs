@@ -12,7 +12,7 @@ mod page;
 mod plan;
 mod summary;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -240,7 +240,9 @@ async fn perform(
     // Nobody asks any more.
     let histories = Arc::into_inner(troubles).map(|t| t.histories.check()).unwrap_or_default();
     summary.histories(&histories);
-    summary.bounds = bounds::measure(&entries, &diary);
+    let by_id: BTreeMap<String, &JobDocument> = jobs.iter().map(|job| (job.id.to_string(), job)).collect();
+    let held = |job: &str, epoch: u64| by_id.get(job).map_or(Span::ZERO, |job| held_after(job, epoch));
+    summary.bounds = bounds::measure(&entries, &diary, &held);
     summary.measure(&entries);
     summary.seconds = begun.elapsed().as_secs_f64();
     if let Some(file) = &args.report {
@@ -289,6 +291,13 @@ async fn settle(fleet: &mut Fleet, sent: &[Sent], diary: &Shared) -> Result<Vec<
 
 /// The ledger's verdict: every job that was not ended on somebody's word was done once; none of the others ran twice,
 /// either.
+/// For how long a job was held back after the loss of this epoch: not after one, longer with each further one in a row.
+fn held_after(job: &JobDocument, epoch: u64) -> Span {
+    let until = job.attempts.iter().filter(|a| a.epoch <= epoch).rev();
+    let losses = until.take_while(|a| a.outcome == Some(crate::model::Outcome::Lost)).count();
+    crate::model::record::hold_after(u32::try_from(losses).unwrap_or(u32::MAX))
+}
+
 fn judged(entries: &[Entry], malformed: u64, sent: &[Sent], jobs: &[JobDocument]) -> Verdict {
     let ended: BTreeSet<String> =
         jobs.iter().filter(|j| j.state == JobState::Cancelled).map(|j| j.id.to_string()).collect();
