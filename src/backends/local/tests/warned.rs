@@ -1,5 +1,6 @@
 //! A job is told to save its progress: by which signal, by its own command, how long before its limit.
 
+use starling::backends::Backend;
 use starling::backends::conformance::{
     Ear, key, output, run, script, spec, start, stop, wait_for_output, wait_until,
 };
