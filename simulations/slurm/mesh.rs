@@ -220,6 +220,9 @@ pub fn slurms_own_ends_are_told_apart(ground: &mut Ground) {
     assert_eq!(lines(&starts).len(), 2, "and never ran beside it");
     cli(loc, &["cancel", &id]).ok();
     ended(loc, &id);
+    // Slurm looks at its limits now and then; before a node fails that the job may be on.
+    let late = ended(loc, &limited);
+    assert_eq!(outcome(&late)["kind"], "timed_out", "{late:#}");
     // Its node fails: the guard there is ended, and it runs again elsewhere.
     let (id, native, starts) = run("node", None);
     let node = a.text("squeue", &["-h", "-j", &native, "-o", "%N"]);
@@ -241,9 +244,6 @@ pub fn slurms_own_ends_are_told_apart(ground: &mut Ground) {
     a.run("scancel", &[&theirs]);
     cli(loc, &["cancel", &id]).ok();
     ended(loc, &id);
-    // By now Slurm has looked at its limits.
-    let late = ended(loc, &limited);
-    assert_eq!(outcome(&late)["kind"], "timed_out", "{late:#}");
 }
 
 /// `--signal` comes so long before the limit: by Slurm's word where only Slurm knows the limit, by the guard's clock

@@ -277,7 +277,7 @@ fn slurms_verbs_take_slurms_options() {
     assert_eq!(ended(state, &long)["state"], "cancelled");
     assert_eq!(job(state, &other).expect("a job")["state"], "running", "only what all of them name");
     let wrong = slurm(&["scancel"]);
-    assert!(wrong.code == 2 && wrong.err.contains("--user"), "{wrong:?}");
+    assert!(wrong.code == 2 && wrong.err.contains("<IDS>"), "{wrong:?}");
     let wrong = slurm(&["scancel", "-t", "SUSPENDED", &other]);
     assert!(wrong.code == 2 && wrong.err.contains("SUSPENDED"), "{wrong:?}");
 

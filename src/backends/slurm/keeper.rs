@@ -69,6 +69,8 @@ struct Live {
     missing: u32,
     /// It was seen in a list by name.
     seen: Option<NativeJob>,
+    /// When that list was asked for.
+    seen_at: Instant,
     pending_since: Option<Instant>,
     /// The core knows it.
     wanted: bool,
@@ -467,7 +469,9 @@ impl Keeper {
         let late = clock::now().since(since) > WHY_PATIENCE;
         // Our own cancel is not somebody's wish.
         let tidied = live.cancelled && live.hold.stop.is_none();
-        let native = live.seen.clone();
+        // A list from before its end shows a queue that it has left since; that it is over stays so.
+        let seen_at = live.seen_at;
+        let native = live.seen.clone().filter(|n| n.state.is_over() || seen_at > since);
         // Whatever Slurm means to do with it under this number: its right to run is spent.
         let left =
             live.number().filter(|_| !native.as_ref().is_some_and(|n| n.state.is_over()) && !live.cancelled);
@@ -546,7 +550,7 @@ impl Keeper {
             // Where it was made twice, the one that is not over counts, else the last.
             let job = all.max_by_key(|j| (!j.state.is_over(), j.id)).map(|j| (*j).clone());
             match job {
-                Some(job) => self.seen_one(key, job),
+                Some(job) => self.seen_one(key, job, asked_at),
                 None => self.missing(key, asked_at),
             }
             self.check(key);
@@ -554,7 +558,7 @@ impl Keeper {
         }
     }
 
-    fn seen_one(&self, key: AttemptKey, job: NativeJob) {
+    fn seen_one(&self, key: AttemptKey, job: NativeJob, asked_at: Instant) {
         {
             let mut all = open(&self.live);
             let Some(live) = all.get_mut(&key) else { return };
@@ -571,7 +575,7 @@ impl Keeper {
             if live.hold.fenced.is_some() && job.state == NativeState::Active {
                 live.hold.fenced = None;
             }
-            live.seen = Some(job.clone());
+            (live.seen, live.seen_at) = (Some(job.clone()), asked_at);
         }
         match job.state {
             NativeState::Pending => self.pending(key, &job),
@@ -713,7 +717,8 @@ impl Keeper {
     pub(super) fn asked(&self, key: AttemptKey, job: Option<NativeJob>) {
         let Some(tag) = open(&self.live).get(&key).map(|l| tag(key, &l.kept.mark)) else { return };
         match job.filter(|j| j.name == native_name(key) && (j.comment == tag || j.comment.is_empty())) {
-            Some(job) => self.seen_one(key, job),
+            // When it was asked is not kept: only that it is over is believed for good.
+            Some(job) => self.seen_one(key, job, Instant(0)),
             None => self.absent(key),
         }
         self.check(key);
@@ -879,6 +884,7 @@ impl Live {
             announced: false,
             missing: 0,
             seen: None,
+            seen_at: Instant(0),
             pending_since: None,
             wanted: true,
             cancelled: false,

@@ -211,10 +211,31 @@ fn a_requeue_that_the_guard_heard_is_told_as_one_at_once() {
         desk.list(&[job(1, NativeState::Active)]);
         let ended = Ended { outcome: word.clone(), started_at: None, at: WallTime(1), output_lost: 0 };
         dir.write_ended(&ended).expect("writes");
+        desk.keeper.check(key(1));
+        assert_eq!(desk.ended(), None, "the next list says why");
         desk.list(&[NativeJob { restarts, ..job(1, state) }]);
         assert_eq!(desk.ended().as_ref(), wanted, "{state:?} {restarts}");
         assert_eq!(desk.keeper.out.take_acts(), acts, "{state:?} {restarts}");
     }
+}
+
+/// It began and was cancelled between two lists: the one that shows it waiting is from before, and is no requeue.
+#[test]
+fn a_list_from_before_its_end_is_no_requeue() {
+    let desk = Desk::new();
+    desk.submitted(1);
+    desk.list(&[job(1, NativeState::Pending)]);
+    let asked_before = clock::now();
+    let dir = desk.keeper.dir(key(1));
+    assert!(dir.take_token().expect("takes"));
+    let outcome = Outcome::Stopped(BY_SCHEDULER.into());
+    dir.write_ended(&Ended { outcome, started_at: None, at: WallTime(1), output_lost: 0 }).expect("writes");
+    desk.keeper.check(key(1));
+    // Nor is one that was under way then.
+    desk.keeper.seen(&[job(1, NativeState::Pending)], asked_before);
+    assert_eq!((desk.ended(), desk.keeper.out.take_acts()), (None, Vec::new()));
+    desk.list(&[job(1, NativeState::Cancelled)]);
+    assert_eq!(desk.ended(), Some(Outcome::Cancelled));
 }
 
 /// What this peer cancelled itself, to tidy up, was nobody's wish to end the job.

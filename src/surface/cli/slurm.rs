@@ -107,8 +107,9 @@ pub struct ScancelArgs {
     #[arg(short = 'n', long, alias = "jobname")]
     pub name: Option<String>,
     /// Only jobs in this state: PENDING or RUNNING
-    #[arg(short = 't', long)]
-    pub state: Option<String>,
+    // No long form: --state is the peer's folder, of every command.
+    #[arg(short = 't', value_name = "STATE")]
+    pub only: Option<String>,
 }
 
 /// `sacct`.
@@ -308,9 +309,9 @@ async fn sbatch(asking: &Asking, args: SbatchArgs) -> CommandResult {
 }
 
 async fn scancel(asking: &Asking, args: ScancelArgs) -> CommandResult {
-    let state = args.state.as_deref().map(str::to_ascii_uppercase);
+    let state = args.only.as_deref().map(str::to_ascii_uppercase);
     if let Some(state) = state.as_deref().filter(|s| !["PENDING", "PD", "RUNNING", "R"].contains(s)) {
-        return Err(Failure::usage(format!("scancel: --state={state}"), "give PENDING or RUNNING"));
+        return Err(Failure::usage(format!("scancel: -t {state}"), "give PENDING or RUNNING"));
     }
     // `ID_7` is Slurm's way to write job 7 of an array.
     let ids = args.ids.iter().flat_map(|i| i.split(',')).filter(|i| !i.is_empty());
