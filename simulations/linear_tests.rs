@@ -103,6 +103,7 @@ fn record() -> JobRecord {
         groups: Default::default(),
         array: None,
         after: vec![],
+        warn: None,
         preemptible: None,
         reserve: None,
     };

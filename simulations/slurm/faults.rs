@@ -155,3 +155,45 @@ pub fn an_acknowledged_job_that_vanished_runs_once(ground: &mut Ground) {
         assert_eq!(lines.lines().count(), 2, "each once: {lines}");
     });
 }
+
+/// Lists and looks at nodes in so many intervals are as many for one job as for twelve.
+pub fn reads_do_not_grow_with_the_number_of_jobs(ground: &mut Ground) {
+    const READS: [&str; 3] = ["squeue", "scontrol", "sinfo"];
+    let folder = ground.folder("reads");
+    let (conf, proxy) = (ground.a.conf(), Proxy::new(folder.join("bin")));
+    let job = script("while [ ! -f code ]; do sleep 0.2; done");
+    block_on(async {
+        let change = |c: &mut starling::backends::slurm::SlurmConfig| c.bin = Some(proxy.path().to_owned());
+        let desk = Desk::new(folder.join("shared"), &conf, change).await;
+        let (mut ear, _) = Ear::adopt(&*desk.backend).await;
+        // In fifteen lists.
+        let reads = || {
+            let before = READS.map(|name| proxy.calls(name));
+            let begun = std::time::Instant::now();
+            tokio::task::block_in_place(|| proxy.wait_calls("squeue", 15));
+            // 300 ms each, and no more of them than fit into the time.
+            let fit = begun.elapsed().as_millis() / 300 + 2;
+            let [lists, nodes, groups] = [0, 1, 2].map(|n| proxy.calls(READS[n]) - before[n]);
+            assert!(lists as u128 <= fit, "{lists} lists in {:?}", begun.elapsed());
+            (nodes, groups)
+        };
+        desk.go(key(1), job.clone()).await;
+        ear.started(key(1)).await;
+        let one = reads();
+        for n in 2..=12 {
+            desk.go(key(n), job.clone()).await;
+        }
+        for n in 2..=12 {
+            ear.started(key(n)).await;
+        }
+        let twelve = reads();
+        // A look at the nodes every fifth time: three, and one more on the edge.
+        for (nodes, groups) in [one, twelve] {
+            assert!(nodes <= 4 && groups <= 4, "one job: {one:?}, twelve: {twelve:?}");
+        }
+        for n in 1..=12 {
+            fs::write(desk.backend.attempt_dir(key(n)).join("run/code"), "").expect("writes");
+            assert_eq!(ear.ended(key(n)).await, Outcome::Exited(0));
+        }
+    });
+}

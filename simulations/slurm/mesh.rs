@@ -85,6 +85,22 @@ pub fn other_peoples_jobs_and_drained_nodes_are_not_offered(ground: &mut Ground)
     let theirs =
         a.text("sbatch", &["--parsable", "--gres=gpu:h100:3", "-o", "/dev/null", "--wrap", "sleep 600"]);
     free(all - 3);
+    // Those of theirs that wait for room are in the report; what is held is not waiting for any.
+    let more = |name: &str, hold: &str| {
+        let wanted =
+            ["--parsable", "--gres=gpu:h100:4", "-N3", "-o", "/dev/null", name, hold, "--wrap", "sleep 600"];
+        a.text("sbatch", &wanted)
+    };
+    let waiting = [more("-Jwaits", "--nice=0"), more("-Jheld", "--hold")];
+    let queued = |wanted: u64| {
+        until(&format!("{wanted} wait at alpha, as beta sees it"), || {
+            let report = cli(&mesh.beta.state, &["clusters", "alpha", "--report"]).ok().json();
+            if report["queued_jobs"] == wanted { Ok(()) } else { Err(report.to_string()) }
+        });
+    };
+    queued(1);
+    a.run("scancel", &[waiting[0].as_str(), waiting[1].as_str()]);
+    queued(0);
     a.run("scancel", &[&theirs]);
     free(all);
     a.run("scontrol", &["update", "nodename=alpha-n3", "state=drain", "reason=fan"]);
@@ -148,44 +164,147 @@ pub fn an_sbatch_file_runs_as_it_is(ground: &mut Ground) {
     assert_eq!(a.text("squeue", &["-h"]), "");
 }
 
+/// A document whose job is this batch script, at alpha.
+fn batch(name: &str, text: &str) -> String {
+    let run = ["/bin/bash", "-c", text];
+    serde_json::json!({ "name": name, "placement": { "clusters": ["alpha"] }, "run": run }).to_string()
+}
+
 pub fn slurms_own_ends_are_told_apart(ground: &mut Ground) {
     let folder = ground.folder("ends");
     let (mesh, a, _) = ground.mesh();
     let loc = &mesh.loc.state;
-    let run = |name: &str, more: &str| {
+    let wrote = |starts: &Path, n: usize| {
+        until(&format!("{n} wrote"), || match lines(starts) {
+            all if all.len() == n => Ok(all),
+            all => Err(format!("{all:?}")),
+        })
+    };
+    let run = |name: &str, document: Option<String>| {
         let starts = folder.join(name);
-        let id = submit(loc, &noted(&starts, "alpha", more, "exec sleep 600"));
-        until("it wrote", || if lines(&starts).len() == 1 { Ok(()) } else { Err("nothing".into()) });
+        let id = submit(loc, &document.unwrap_or_else(|| noted(&starts, "alpha", "", "exec sleep 600")));
+        wrote(&starts, 1);
         let native = until("its native job", || a.native(&id).ok_or("none".to_owned()));
         (id, native, starts)
     };
+    let first = |id: &str| of_attempts(&job(loc, id).expect("a job"), "outcome")[0].clone();
+    let batched = |name: &str, options: &str| {
+        let text = format!(
+            "#!/bin/bash\n#SBATCH {options}\necho \"$STARLING_JOB_ID $STARLING_EPOCH $STARLING_CLUSTER\" >> {}\nexec sleep 600\n",
+            folder.join(name).display()
+        );
+        Some(batch(name, &text))
+    };
     // Somebody cancels it in Slurm: that is a cancel, and it is not run again.
-    let (id, native, _) = run("cancelled", "");
+    let (id, native, _) = run("cancelled", None);
     a.run("scancel", &[&native]);
     assert_eq!(ended(loc, &id)["state"], "cancelled");
-    // An administrator shortens its time limit.
-    let (id, native, _) = run("limit", "");
-    a.run("scontrol", &["update", &format!("jobid={native}"), "timelimit=1"]);
-    let late = job(loc, &id).expect("a job");
-    assert_eq!(late["state"], "running", "a minute is the least that Slurm knows: {late:#}");
-    cli(loc, &["cancel", &id]).ok();
+    // Its time limit is over; an administrator has shortened it, since Slurm's least is a minute.
+    let (limited, native, _) = run("limit", None);
+    a.run("scontrol", &["update", &format!("jobid={native}"), "endtime=now+2"]);
     // A requeue over our "no": this attempt is over, the job runs once more, under the next epoch.
-    let (id, native, starts) = run("requeued", "");
+    let (id, native, starts) = run("requeued", None);
     a.run("scontrol", &["update", &format!("jobid={native}"), "requeue=1"]);
     a.run("scontrol", &["requeue", &native]);
-    until("it runs again", || {
-        let all = lines(&starts);
-        if all.len() == 2 { Ok(()) } else { Err(format!("{all:?} {}", job(loc, &id).unwrap_or_default())) }
-    });
-    let all = lines(&starts);
+    let begun = Instant::now();
+    let all = wrote(&starts, 2);
+    assert!(begun.elapsed() < Duration::from_secs(30), "told by the next list: {:?}", begun.elapsed());
     assert!(all[0].contains(" 1 ") && all[1].contains(" 2 "), "each epoch once: {all:?}");
-    let first = &of_attempts(&job(loc, &id).expect("a job"), "outcome")[0];
-    assert!(
-        first["value"].as_str().is_some_and(|w| w.contains("requeued") || w.contains("scheduler")),
-        "{first}"
-    );
+    assert_eq!(first(&id)["value"], "requeued by Slurm");
+    until("what Slurm queued again is taken back", || {
+        match a.text("squeue", &["-h", "-t", "all", "-j", &native, "-o", "%T"]) {
+            state if ["PENDING", "RUNNING", "COMPLETING"].contains(&state.as_str()) => Err(state),
+            _ => Ok(()),
+        }
+    });
+    assert_eq!(lines(&starts).len(), 2, "and never ran beside it");
     cli(loc, &["cancel", &id]).ok();
     ended(loc, &id);
+    // Slurm looks at its limits now and then; before a node fails that the job may be on.
+    let late = ended(loc, &limited);
+    assert_eq!(outcome(&late)["kind"], "timed_out", "{late:#}");
+    // Its node fails: the guard there is ended, and it runs again elsewhere.
+    let (id, native, starts) = run("node", None);
+    let node = a.text("squeue", &["-h", "-j", &native, "-o", "%N"]);
+    a.run("scontrol", &["update", &format!("nodename={node}"), "state=down", "reason=fan"]);
+    wrote(&starts, 2);
+    assert_eq!(first(&id)["value"], "its node failed");
+    a.run("scontrol", &["update", &format!("nodename={node}"), "state=resume"]);
+    cli(loc, &["cancel", &id]).ok();
+    ended(loc, &id);
+    a.wait_nodes(usize::from(NODES));
+    // It makes room for a partition of a higher tier.
+    let (id, native, starts) = run("preempted", batched("preempted", "-p low"));
+    let node = a.text("squeue", &["-h", "-j", &native, "-o", "%N"]);
+    let wanted =
+        ["--parsable", "-p", "main", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 600", "-w", &node];
+    let theirs = a.text("sbatch", &wanted);
+    wrote(&starts, 2);
+    assert_eq!(first(&id)["value"], "preempted by Slurm");
+    a.run("scancel", &[&theirs]);
+    cli(loc, &["cancel", &id]).ok();
+    ended(loc, &id);
+}
+
+/// `--signal` comes so long before the limit: by Slurm's word where only Slurm knows the limit, by the guard's clock
+/// where the script says it; and to whom it names.
+pub fn a_script_is_warned_before_its_time_limit(ground: &mut Ground) {
+    let folder = ground.folder("warned");
+    let (mesh, a, _) = ground.mesh();
+    let loc = &mesh.loc.state;
+    let (ready, saved) = (folder.join("ready"), folder.join("saved"));
+    let text = format!(
+        "#!/bin/bash\n#SBATCH --signal=B:USR1@30\ntrap 'echo shell >> {}; exit 0' USR1\necho ready >> {}\n\
+         while :; do sleep 0.1; done\n",
+        saved.display(),
+        ready.display()
+    );
+    let slurms = submit(loc, &batch("slurms", &text));
+    let step = folder.join("step");
+    let text = format!(
+        "#!/bin/bash\n#SBATCH -t 1 --signal=USR1@25\n\
+         /bin/sh -c 'trap \"exit 7\" USR1; while :; do sleep 0.1; done'\necho $? $SECONDS >> {}\n",
+        step.display()
+    );
+    let mut document: Value = serde_json::from_str(&batch("own", &text)).expect("a document");
+    document["max_runtime"] = "60s".into();
+    let own = submit(loc, &document.to_string());
+    until("it is ready", || if lines(&ready).is_empty() { Err("no".into()) } else { Ok(()) });
+    let native = until("its native job", || a.native(&slurms).ok_or("none".to_owned()));
+    a.run("scontrol", &["update", &format!("jobid={native}"), "endtime=now+45"]);
+    let begun = Instant::now();
+    succeeded(loc, &slurms);
+    assert!(begun.elapsed() < Duration::from_secs(45), "before the limit: {:?}", begun.elapsed());
+    assert_eq!(lines(&saved), ["shell"]);
+    let done = succeeded(loc, &own);
+    let said = lines(&step);
+    let [said] = said.as_slice() else { panic!("the shell lived: {said:?} {done:#}") };
+    let (code, seconds) = said.split_once(' ').expect("two words");
+    assert_eq!(code, "7", "its step heard it");
+    assert!(seconds.parse::<u64>().is_ok_and(|s| s <= 40), "with 25 s left and little less: {said}");
+    let started = of_attempts(&done, "started_at_ms")[0].as_u64().expect("when it started");
+    let (placed, ended) = (of_attempts(&done, "placed_at_ms"), of_attempts(&done, "ended_at_ms"));
+    let (placed, ended) =
+        (placed[0].as_u64().expect("when placed"), ended[0].as_u64().expect("when it ended"));
+    assert!(placed <= started && started + 1_000 < ended, "{placed} {started} {ended}");
+}
+
+/// When a job started comes back as its program saw it, of one node and of a gang.
+pub fn when_it_started_comes_back(ground: &mut Ground) {
+    let folder = ground.folder("started");
+    let (mesh, ..) = ground.mesh();
+    let loc = &mesh.loc.state;
+    for (name, more) in [("one", ""), ("gang", "nodes: 2\n")] {
+        let file = folder.join(name);
+        let then = format!("date +%s%3N >> {}; sleep 2", file.display());
+        let done = succeeded(loc, &submit(loc, &noted(&folder.join("starts"), "alpha", more, &then)));
+        let seen: Vec<u64> = lines(&file).iter().filter_map(|l| l.parse().ok()).collect();
+        let first = *seen.iter().min().expect("it wrote");
+        let told = of_attempts(&done, "started_at_ms")[0].as_u64().expect("when it started");
+        assert!(told.abs_diff(first) < 1_500, "{name}: {told} is told and {seen:?} seen");
+        let ended = of_attempts(&done, "ended_at_ms")[0].as_u64().expect("when it ended");
+        assert!(ended >= told + 1_900, "{name}: {told} {ended}");
+    }
 }
 
 pub fn the_controller_is_killed_in_the_middle(ground: &mut Ground) {

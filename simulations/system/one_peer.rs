@@ -233,6 +233,79 @@ fn an_sbatch_array_and_what_waits_for_it_run_where_no_slurm_is() {
     assert_eq!(sorted, "2 of 3, 2 to 6\n4 of 3, 2 to 6\n6 of 3, 2 to 6\n");
 }
 
+/// The verbs with the options that fingers know; what cannot be done is named.
+#[test]
+fn slurms_verbs_take_slurms_options() {
+    let mesh = Mesh::start([Plan::new("alpha")]);
+    let state = mesh.state("alpha");
+    let folder = mesh.folder.path();
+    let slurm = |args: &[&str]| cli(state, &[&["slurm"], args].concat());
+    let file = folder.join("args.sbatch");
+    fs::write(&file, "#!/bin/sh\n#SBATCH -J lost\necho \"$1|$2|$#\" > seen\n").expect("written");
+    let (file, chdir) = (file.display().to_string(), folder.display().to_string());
+    // Options win over the script's lines; what follows the file is the script's.
+    let options = ["sbatch", "-J", "won", "-o", "x.out", "-D", &chdir, "-W", &file, "--wait", "two words"];
+    let taken = slurm(&options).ok();
+    assert_eq!(fs::read_to_string(folder.join("seen")).expect("it ran"), "--wait|two words|2\n");
+    assert!(taken.err.contains("command line: --output=x.out"), "{taken:?}");
+    let wrapped = slurm(&["sbatch", "--wrap", "sleep 600", "-J", "long", "--parsable", "-t", "2:00:00"]).ok();
+    let long = wrapped.out.trim().to_owned();
+    let other = slurm(&["sbatch", "--parsable", "--wrap=sleep 600"]).ok().out.trim().to_owned();
+    for id in [&long, &other] {
+        in_state(state, id, &["running"]);
+    }
+    let wrong = slurm(&["sbatch", "--nodez=2", &file]);
+    assert!(wrong.code == 2 && wrong.err.contains("--nodez"), "{wrong:?}");
+    let wrong = slurm(&["sbatch", "--begin=now+1hour", "-D", &chdir, &file]);
+    assert!(wrong.code == 2 && wrong.err.contains("command line: --begin"), "{wrong:?}");
+    let wrong = slurm(&["sbatch", "--wrap", "true", &file]);
+    assert!(wrong.code == 2 && wrong.err.contains("--wrap"), "{wrong:?}");
+
+    let lines = |args: &[&str]| -> Vec<String> { slurm(args).ok().out.lines().map(str::to_owned).collect() };
+    assert_eq!(lines(&["squeue", "--me", "-h", "-n", "long", "-o", "%j %u %t %P"]), ["long default R alpha"]);
+    assert_eq!(lines(&["squeue", "-o", "%.6j|%T", "-n", "wrap"]), ["  NAME|STATE", "  wrap|RUNNING"]);
+    assert_eq!(lines(&["squeue", "-h"]).len(), 2, "no heading, and no help");
+    assert_eq!(lines(&["squeue", "-h", "-u", "nobody"]), [""; 0]);
+    let wrong = slurm(&["squeue", "-o", "%Z"]);
+    assert!(wrong.code == 2 && wrong.err.contains("%Z"), "{wrong:?}");
+    let nodes = slurm(&["sinfo", "-N", "-l", "-h"]).ok();
+    assert!(nodes.out.starts_with("alpha") && nodes.err.contains("--Node"), "{nodes:?}");
+
+    slurm(&["scancel", "-n", "long", "-t", "PENDING"]).ok();
+    slurm(&["scancel", "-u", "nobody"]).ok();
+    slurm(&["scancel", "--me", "-n", "long"]).ok();
+    assert_eq!(ended(state, &long)["state"], "cancelled");
+    assert_eq!(job(state, &other).expect("a job")["state"], "running", "only what all of them name");
+    let wrong = slurm(&["scancel"]);
+    assert!(wrong.code == 2 && wrong.err.contains("<IDS>"), "{wrong:?}");
+    let wrong = slurm(&["scancel", "-t", "SUSPENDED", &other]);
+    assert!(wrong.code == 2 && wrong.err.contains("SUSPENDED"), "{wrong:?}");
+
+    let account = slurm(&["sacct", "-X", "-n", "-u", "default", "-S", "now-1hour"]).ok().out;
+    assert_eq!(account.lines().count(), 3, "{account}");
+    let row = |name: &str| account.lines().find(|l| l.contains(name)).unwrap_or_default().to_owned();
+    assert!(row("won").contains("COMPLETED") && row("won").contains("0:0"), "{account}");
+    assert!(row("long").contains("CANCELLED") && row("wrap").contains("RUNNING"), "{account}");
+    assert!(slurm(&["sacct", "-j", &long]).ok().out.contains("JobID"), "with headings");
+    let wrong = slurm(&["sacct", "-S", "yesterday"]);
+    assert!(wrong.code == 2 && wrong.err.contains("yesterday"), "{wrong:?}");
+
+    // Bare, as the file of aliases makes them.
+    let aliases = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/slurm-aliases.sh");
+    let bin = Path::new(STARLING).parent().expect("a folder").display().to_string();
+    let text = format!(
+        "shopt -s expand_aliases\n. {aliases}\nset -e\nsqueue -h -o %j\nsinfo -h >/dev/null\nscancel {other}\n\
+         sacct -n -j {other}\nsbatch --parsable --wrap true >/dev/null\n"
+    );
+    let mut bash = std::process::Command::new("bash");
+    bash.args(["--norc", "-c", &text]).env("STARLING_STATE", state).env_remove("STARLING_PEER");
+    bash.env("PATH", format!("{bin}:/usr/bin:/bin"));
+    let done = bash.output().expect("bash");
+    let said = String::from_utf8_lossy(&done.stdout).into_owned();
+    assert!(done.status.success() && said.starts_with("wrap\n") && said.contains("wrap "), "{done:?}");
+    assert_eq!(ended(state, &other)["state"], "cancelled");
+}
+
 /// A unit or a pod names whom to join at every start; by then that host may be gone.
 #[test]
 fn a_peer_that_has_a_mesh_does_not_look_for_the_one_it_joined_at() {

@@ -214,7 +214,7 @@ impl Sim<'_> {
                 queued: sched.waiting_count() as u32,
                 queued_gpus: waiting,
                 running: sched.running().len() as u32,
-                waits: sched.waits(self.now),
+                waits: sched.waits(self.now, 0),
                 ..QueueReport::default()
             };
             sched.books().report(&mut queue);

@@ -63,6 +63,7 @@ pub fn spec(name: &str, gpus: u32, grace: Option<Span>) -> JobSpec {
         groups: Default::default(),
         array: None,
         after: vec![],
+        warn: None,
         preemptible: None,
         reserve: None,
     }

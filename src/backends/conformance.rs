@@ -57,6 +57,7 @@ pub fn spec(run: Run) -> JobSpec {
         groups: Default::default(),
         array: None,
         after: vec![],
+        warn: None,
         preemptible: None,
         reserve: None,
     }

@@ -2,7 +2,6 @@
 
 pub mod bounded;
 pub mod ids;
-pub mod private;
 pub mod rng;
 pub mod secrets;
 pub mod time;

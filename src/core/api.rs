@@ -468,6 +468,17 @@ pub struct ClusterState {
     pub placed: Vec<(AttemptKey, Vec<u32>)>,
     /// Nothing new is taken, and why: the scheduler does not answer, or no node is up.
     pub closed: Option<String>,
+    /// What others wait for in the scheduler's own queue.
+    pub waiting: Waiting,
+}
+
+/// What waits for resources in a scheduler's own queue, and is not of this peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Waiting {
+    /// Jobs.
+    pub jobs: u32,
+    /// GPUs that they ask for together.
+    pub gpus: u64,
 }
 
 /// A part of a node.

@@ -168,6 +168,8 @@ pub(super) struct Executor {
     reported: Option<Instant>,
     /// GPUs of all claims.
     queued_gpus: u64,
+    /// What others wait for in the queue of the scheduler below.
+    waiting_below: super::api::Waiting,
     flashed: Option<(Instant, BTreeMap<String, u32>)>,
     /// When places and estimates were made, and of which state of the queue.
     places_of: Option<(Instant, u64)>,
@@ -216,6 +218,7 @@ impl Executor {
             report_dirty: true,
             reported: None,
             queued_gpus: 0,
+            waiting_below: super::api::Waiting::default(),
             flashed: None,
             places_of: None,
             closed_below: None,

@@ -221,6 +221,7 @@ pub fn reservation(
         groups: Default::default(),
         array: None,
         after: Vec::new(),
+        warn: None,
         preemptible: None,
         reserve: Some(ReserveSpec { at, from: asked.from, until: asked.until }),
     })

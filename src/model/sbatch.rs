@@ -1,5 +1,8 @@
 //! `#SBATCH` lines: what they say, by line and long name. Pure; what is made of them is decided elsewhere.
 
+use super::spec::{Run, WarnSignal};
+use crate::base::Span;
+
 /// One option of one `#SBATCH` line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Directive {
@@ -72,6 +75,140 @@ const FLAGS: &[&str] = &[
     "share",
 ];
 
+/// Long options with a value that no short one stands for. A line of a script may have others, for Slurm to judge.
+const VALUES: &[&str] = &[
+    "acctg-freq",
+    "batch",
+    "bb",
+    "bbf",
+    "cluster-constraint",
+    "comment",
+    "container",
+    "core-spec",
+    "cores-per-socket",
+    "cpu-freq",
+    "cpus-per-gpu",
+    "deadline",
+    "delay-boot",
+    "export",
+    "export-file",
+    "gid",
+    "gpu-bind",
+    "gpu-freq",
+    "gpus-per-node",
+    "gpus-per-socket",
+    "gpus-per-task",
+    "gres",
+    "gres-flags",
+    "hint",
+    "kill-on-invalid-dep",
+    "mail-type",
+    "mail-user",
+    "mem",
+    "mem-bind",
+    "mem-per-cpu",
+    "mem-per-gpu",
+    "mincpus",
+    "network",
+    "ntasks-per-core",
+    "ntasks-per-gpu",
+    "ntasks-per-node",
+    "ntasks-per-socket",
+    "open-mode",
+    "power",
+    "prefer",
+    "priority",
+    "profile",
+    "reservation",
+    "signal",
+    "sockets-per-node",
+    "switches",
+    "thread-spec",
+    "threads-per-core",
+    "time-min",
+    "tmp",
+    "uid",
+    "wait-all-nodes",
+    "wckey",
+    "wrap",
+];
+
+/// What follows `sbatch` on a command line.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct CommandLine {
+    /// Its options, long names; the line is 0.
+    pub options: Vec<Directive>,
+    /// The script's file and its arguments.
+    pub rest: Vec<String>,
+}
+
+impl CommandLine {
+    /// Reads it as sbatch does: what follows the first word that is no option is the script's own.
+    pub fn read(all: &[String]) -> Result<Self, String> {
+        let mut at = 0;
+        let mut line = Self::default();
+        while let Some(word) = all.get(at).filter(|w| w.len() > 1 && w.starts_with('-')) {
+            at += 1;
+            if word == "--" {
+                break;
+            }
+            let mut one = vec![word.clone()];
+            if let Some(long) = word.strip_prefix("--") {
+                let name = long.split('=').next().unwrap_or_default();
+                let takes = VALUES.contains(&name) || SHORT.iter().any(|(_, n, takes)| *takes && *n == name);
+                if !takes && !FLAGS.contains(&name) {
+                    return Err(format!("--{name}: not an option of sbatch that is known here"));
+                }
+                if takes && !long.contains('=') {
+                    let value = all.get(at).ok_or(format!("--{name}: its value is missing"))?;
+                    at += 1;
+                    one = vec![format!("--{name}={value}")];
+                }
+            } else if SHORT
+                .iter()
+                .any(|(s, _, takes)| *takes && word.get(1..) == Some(s.encode_utf8(&mut [0; 4])))
+            {
+                one.push(all.get(at).ok_or(format!("{word}: its value is missing"))?.clone());
+                at += 1;
+            }
+            let mut unread = Vec::new();
+            options(0, &one, &mut line.options, &mut unread);
+            if let Some((_, what)) = unread.first() {
+                return Err(format!("{what}: not an option of sbatch"));
+            }
+        }
+        line.rest = all.get(at..).unwrap_or_default().to_vec();
+        Ok(line)
+    }
+
+    /// Takes an option out; its value, where it was given.
+    pub fn take(&mut self, name: &str) -> Option<String> {
+        let value = self.options.iter().rev().find(|d| d.name == name).map(|d| d.value.clone());
+        self.options.retain(|d| d.name != name);
+        value
+    }
+
+    /// The script with the options as lines of their own behind its own, so that they win, as sbatch has it. Also the
+    /// first of those lines.
+    pub fn into_script(&self, script: &str) -> Result<(String, usize), String> {
+        let header = |l: &str| l.trim_start().is_empty() || l.trim_start().starts_with('#');
+        let head = script.lines().take_while(|l| header(l)).count();
+        let mut lines: Vec<String> = script.lines().take(head).map(str::to_owned).collect();
+        for d in &self.options {
+            if d.value.contains(['\n', '\r', '\0']) {
+                return Err(format!("--{}: its value has more than one line", d.name));
+            }
+            let plain = |c: char| c.is_alphanumeric() || "._-/:,=%@+".contains(c);
+            let value: String =
+                d.value.chars().flat_map(|c| (!plain(c)).then_some('\\').into_iter().chain([c])).collect();
+            let equals = if FLAGS.contains(&d.name.as_str()) && d.value.is_empty() { "" } else { "=" };
+            lines.push(format!("#SBATCH --{}{equals}{value}", d.name));
+        }
+        lines.extend(script.lines().skip(head).map(str::to_owned));
+        Ok((lines.join("\n") + "\n", head + 1))
+    }
+}
+
 /// Options of `#SBATCH` lines in order, as sbatch reads them: up to the first line that is no comment.
 /// The second list holds what could not be read, with its line.
 pub fn directives(script: &str) -> (Vec<Directive>, Vec<(usize, String)>) {
@@ -95,6 +232,53 @@ pub fn directives(script: &str) -> (Vec<Directive>, Vec<(usize, String)>) {
         }
     }
     (found, unread)
+}
+
+/// The script of a job that brings `#SBATCH` lines.
+pub fn batch_script(run: &Run) -> Option<&str> {
+    let text = match run {
+        Run::Script(text) => text,
+        Run::Argv(argv) => argv.get(2).filter(|_| argv.get(1).is_some_and(|a| a == "-c"))?,
+        Run::Image => return None,
+    };
+    (!directives(text).0.is_empty()).then_some(text.as_str())
+}
+
+/// What `--signal` asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SignalWish {
+    /// The signal.
+    pub signal: WarnSignal,
+    /// So long before the time limit; a minute where it does not say.
+    pub before: Span,
+    /// For the shell of the script alone, else for all that it started.
+    pub shell: bool,
+    /// Also for a reservation of Slurm's.
+    pub reservation: bool,
+}
+
+/// `[R][B]:SIGNAL[@SECONDS]`. None where it is none of the signals that a guard passes on.
+pub fn signal(text: &str) -> Option<SignalWish> {
+    let (flags, rest) = text.split_once(':').unwrap_or(("", text));
+    let flags = flags.to_ascii_uppercase();
+    if flags.chars().any(|c| !"RB".contains(c)) {
+        return None;
+    }
+    let (name, seconds) = rest.split_once('@').unwrap_or((rest, "60"));
+    // Slurm's own bound.
+    let seconds = seconds.parse::<u64>().ok().filter(|s| *s <= 65_535)?;
+    Some(SignalWish {
+        signal: WarnSignal::read(name)?,
+        before: Span::secs(seconds),
+        shell: flags.contains('B'),
+        reservation: flags.contains('R'),
+    })
+}
+
+/// The last `--signal` of a script.
+pub fn wanted_signal(script: &str) -> Option<SignalWish> {
+    let all = directives(script).0;
+    all.iter().rev().find(|d| d.name == "signal").and_then(|d| signal(&d.value))
 }
 
 /// Splits at blanks, with quotes, up to a comment.
@@ -222,6 +406,47 @@ mod tests {
         assert!(found.is_empty(), "{found:?}");
         let lines: Vec<usize> = unread.iter().map(|(line, _)| *line).collect();
         assert_eq!(lines, [2, 2, 3, 4]);
+    }
+
+    #[test]
+    fn a_command_line_is_read_as_sbatch_reads_it() {
+        let read = |text: &str| {
+            let all: Vec<String> = text.split(' ').map(str::to_owned).collect();
+            CommandLine::read(&all)
+        };
+        let line = read("-N 2 --gres gpu:4 -t10 --exclusive --mem=4G f.sh --wait 7").expect("read");
+        let options: Vec<_> = line.options.iter().map(|d| (d.name.as_str(), d.value.as_str())).collect();
+        let wanted = [("nodes", "2"), ("gres", "gpu:4"), ("time", "10"), ("exclusive", ""), ("mem", "4G")];
+        assert_eq!(options, wanted);
+        assert_eq!(line.rest, ["f.sh", "--wait", "7"], "what follows the file is the script's");
+        for (bad, named) in [("--nodez 2 f", "--nodez"), ("-Z f", "-Z"), ("-N", "-N"), ("--mem", "--mem")] {
+            let why = read(bad).expect_err(bad);
+            assert!(why.contains(named), "{why}");
+        }
+        let script = "#!/bin/sh\n#SBATCH -N 1\n\ntrue\n#SBATCH -N 9\n";
+        let mut line = line;
+        line.options.push(Directive { line: 0, name: "comment".into(), value: "it's \"a # b\" c\\d".into() });
+        assert_eq!(line.take("exclusive"), Some(String::new()));
+        let (made, first) = line.into_script(script).expect("made");
+        assert!(made.ends_with("\ntrue\n#SBATCH -N 9\n") && first == 4, "{made}");
+        let (found, unread) = directives(&made);
+        assert!(unread.is_empty(), "{unread:?}");
+        assert_eq!(found.iter().rfind(|d| d.name == "nodes").map(|d| d.value.as_str()), Some("2"));
+        assert_eq!(found.last().map(|d| d.value.as_str()), Some("it's \"a # b\" c\\d"));
+    }
+
+    #[test]
+    fn signals_and_when() {
+        let read =
+            |text| signal(text).map(|w| (w.signal, w.before.as_millis() / 1_000, w.shell, w.reservation));
+        assert_eq!(read("USR1"), Some((WarnSignal::Usr1, 60, false, false)));
+        assert_eq!(read("B:SIGusr2@300"), Some((WarnSignal::Usr2, 300, true, false)));
+        assert_eq!(read("RB:10@5"), Some((WarnSignal::Usr1, 5, true, true)));
+        for bad in ["", "KILL", "9@10", "X:USR1", "USR1@x", "USR1@99999", "USR1@-1"] {
+            assert_eq!(read(bad), None, "{bad}");
+        }
+        let script = "#!/bin/sh\n#SBATCH --signal=USR1\n#SBATCH --signal B:TERM@9\ntrue\n";
+        assert_eq!(wanted_signal(script).map(|w| w.signal), Some(WarnSignal::Term), "the last one counts");
     }
 
     #[test]

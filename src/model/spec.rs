@@ -30,6 +30,8 @@ pub mod limits {
     pub const RETRIES_MAX: u32 = 1_000;
     /// Labels, regions, GPU models, data sets in one list.
     pub const LIST_MAX: usize = 64;
+    /// Bytes of `warn.command`.
+    pub const WARN_BYTES_MAX: usize = 4 * 1024;
     /// Task groups of one job.
     pub const GROUPS_MAX: usize = 32;
 }
@@ -87,6 +89,70 @@ pub struct JobSpec {
     /// It is no job but a reservation, of `nodes` GPUs in each cluster: when, and where.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reserve: Option<super::reserve::ReserveSpec>,
+    /// How it is told to save its progress. None: SIGTERM, when it is stopped.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warn: Option<WarnSpec>,
+}
+
+/// How a job is told that its end comes, so that it can save its progress.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct WarnSpec {
+    /// The signal, in SIGTERM's place where it is stopped with notice.
+    pub signal: Option<WarnSignal>,
+    /// A shell script that the guard runs beside it then.
+    pub command: Option<String>,
+    /// It is told so long before `max_runtime` is over, too.
+    pub before: Option<Span>,
+}
+
+/// A signal that a program can catch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum WarnSignal {
+    /// SIGTERM.
+    Term,
+    /// SIGUSR1.
+    Usr1,
+    /// SIGUSR2.
+    Usr2,
+    /// SIGHUP.
+    Hup,
+    /// SIGINT.
+    Int,
+    /// SIGQUIT.
+    Quit,
+}
+
+impl WarnSignal {
+    /// All of them, by name.
+    pub const ALL: [(&'static str, Self); 6] = [
+        ("TERM", Self::Term),
+        ("USR1", Self::Usr1),
+        ("USR2", Self::Usr2),
+        ("HUP", Self::Hup),
+        ("INT", Self::Int),
+        ("QUIT", Self::Quit),
+    ];
+
+    /// Its name without SIG.
+    pub fn word(self) -> &'static str {
+        Self::ALL.iter().find(|(_, s)| *s == self).map_or("TERM", |(name, _)| name)
+    }
+
+    /// From `USR1`, `SIGUSR1`, in either case, or Linux's number.
+    pub fn read(text: &str) -> Option<Self> {
+        let name = text.trim().to_ascii_uppercase();
+        let numbers = [
+            ("1", Self::Hup),
+            ("2", Self::Int),
+            ("3", Self::Quit),
+            ("10", Self::Usr1),
+            ("12", Self::Usr2),
+            ("15", Self::Term),
+        ];
+        let name = name.strip_prefix("SIG").unwrap_or(&name);
+        Self::ALL.iter().chain(&numbers).find(|(n, _)| *n == name).map(|(_, s)| *s)
+    }
 }
 
 /// Task groups of one job. Each stays in one cluster; where they may be spread, the traffic decides.

@@ -24,7 +24,8 @@ use tower::ServiceExt;
 
 use super::api::{Address, ApiError, Caller};
 use super::web;
-use crate::base::{PeerName, private};
+use crate::base::PeerName;
+use crate::transport::private;
 
 /// Connections at once over all listeners.
 const CONNECTIONS_MAX: usize = 1_024;

@@ -12,8 +12,9 @@ use tracing::info;
 
 use super::certs::{self, Authority, Proven};
 use super::keys::{PublicKey, SecretKey};
+use super::private;
 use super::state::{read_optional, unpem, write_atomic};
-use crate::base::{MeshId, PeerName, Span, WallTime, private};
+use crate::base::{MeshId, PeerName, Span, WallTime};
 
 /// Certificates live this long unless configured otherwise.
 pub const LIFETIME: Span = Span::secs(30 * 86_400);

@@ -25,6 +25,7 @@ mod link;
 mod meter;
 mod net;
 mod pool;
+pub mod private;
 mod receive;
 mod relay;
 mod shared;

@@ -8,7 +8,7 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject as _;
 
 use super::identity::IdentityError;
-use crate::base::private;
+use crate::transport::private;
 
 /// No key or certificate file is larger.
 const FILE_BYTES_MAX: u64 = 64 * 1024;

@@ -15,7 +15,7 @@ use super::nodes::{NodeMap, Wanted, toleration};
 use super::pods::MAIN;
 use super::{Gangs, KubernetesConfig, names};
 use crate::backends::local::clock::TEST_CLOCK;
-use crate::backends::local::environment::common_env;
+use crate::backends::local::environment::{Warning, common_env};
 use crate::backends::local::files::{AttemptDir, Binding, GuardSpec, RankSpec, Remote};
 use crate::backends::local::guard::remote::LineFile;
 use crate::base::{Bytes, Instant, MilliCpu, Span};
@@ -253,6 +253,7 @@ impl Whole<'_> {
 
     fn guard(&self, argv: Vec<String>) -> GuardSpec {
         let spec = self.spec();
+        let warning = Warning::of(spec);
         let cookie = HEXLOWER.encode(&rand::random::<[u8; 16]>());
         // Without a workdir it starts where its image says; a plain job of the cluster's image in a folder of its own.
         let own =
@@ -277,7 +278,10 @@ impl Whole<'_> {
             cgroup: false,
             inherit: true,
             first_rank: 0,
-            notice_signal: None,
+            notice_signal: warning.signal,
+            notice_to: warning.to,
+            warn_before: warning.before,
+            warn_command: warning.command,
             echo: true,
             remote: Some(Remote {
                 part: if spec.nodes > 1 { "node-0".into() } else { String::new() },

@@ -343,6 +343,7 @@ impl NodeMap {
             others: others.collect(),
             placed: placed.into_iter().map(|(key, at)| (key, at.into_values().collect())).collect(),
             closed: self.groups.is_empty().then(|| self.none_up()),
+            ..ClusterState::default()
         }
     }
 

@@ -4,15 +4,18 @@ use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 
+use rustix::process::Signal;
+
 use super::container::{self, ContainerRun};
-use super::files::{GuardSpec, RankSpec};
+use super::files::{GuardSpec, NoticeTo, RankSpec};
 use super::processes::COOKIE_VARIABLE;
 use super::{LocalConfig, clock};
-use crate::base::PeerName;
+use crate::base::{PeerName, Span};
 use crate::core::api::StartCommand;
-use crate::model::spec::Run;
+use crate::model::spec::{Run, WarnSignal};
 use crate::model::staging::{Part, PartKind, Staging};
 use crate::model::trace::traceparent;
+use crate::model::{JobSpec, sbatch};
 
 /// What of the peer's own environment a job may see.
 const INHERITED: [&str; 7] = ["PATH", "HOME", "LANG", "USER", "TMPDIR", "TZ", "LD_LIBRARY_PATH"];
@@ -50,6 +53,7 @@ pub fn guard_spec(command: &StartCommand, host: &Host<'_>) -> Result<GuardSpec, 
     if command.shares.is_empty() {
         return Err("it was given no node".into());
     }
+    let warning = Warning::of(spec);
     let cookie = data_encoding::HEXLOWER.encode(&rand::random::<[u8; 16]>());
     let master_port = free_port().map_err(|e| format!("no free port for MASTER_PORT: {e}"))?;
     let master = [("MASTER_ADDR", "127.0.0.1".to_owned()), ("MASTER_PORT", master_port.to_string())];
@@ -77,10 +81,51 @@ pub fn guard_spec(command: &StartCommand, host: &Host<'_>) -> Result<GuardSpec, 
         cgroup: host.config.cgroups,
         inherit: false,
         first_rank: 0,
-        notice_signal: None,
+        notice_signal: warning.signal,
+        notice_to: warning.to,
+        warn_before: warning.before,
+        warn_command: warning.command,
         echo: false,
         remote: None,
     })
+}
+
+/// How its programs are told to save their progress: by what the job file says, or its `#SBATCH --signal`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(in crate::backends) struct Warning {
+    pub(in crate::backends) signal: Option<i32>,
+    pub(in crate::backends) to: NoticeTo,
+    pub(in crate::backends) before: Option<Span>,
+    pub(in crate::backends) command: Option<String>,
+}
+
+impl Warning {
+    pub(in crate::backends) fn of(spec: &JobSpec) -> Self {
+        let said = spec.warn.clone().unwrap_or_default();
+        let number = |s: WarnSignal| match s {
+            WarnSignal::Term => Signal::TERM.as_raw(),
+            WarnSignal::Usr1 => Signal::USR1.as_raw(),
+            WarnSignal::Usr2 => Signal::USR2.as_raw(),
+            WarnSignal::Hup => Signal::HUP.as_raw(),
+            WarnSignal::Int => Signal::INT.as_raw(),
+            WarnSignal::Quit => Signal::QUIT.as_raw(),
+        };
+        let own = Self {
+            signal: said.signal.map(number),
+            to: NoticeTo::All,
+            before: said.before,
+            command: said.command,
+        };
+        match sbatch::batch_script(&spec.run).and_then(sbatch::wanted_signal) {
+            None => own,
+            Some(wish) => Self {
+                signal: Some(number(wish.signal)),
+                to: if wish.shell { NoticeTo::First } else { NoticeTo::Others },
+                before: Some(wish.before),
+                ..own
+            },
+        }
+    }
 }
 
 /// What it needs: datasets lie where they are declared, so they are there; its image is seen to by the guard.

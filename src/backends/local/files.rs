@@ -3,6 +3,7 @@
 //! The folder is the only thing that the peer and the guard share, so that either may die and be started
 //! again: every file appears whole (written aside and renamed), and what decides (the claim of the name, the
 //! taken token, the end) is on disk before anyone acts on it.
+// tidy: long because what lies in the folder and how it is written is decided in one place
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -73,12 +74,34 @@ pub struct GuardSpec {
     /// The signal that gives notice; none is SIGTERM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notice_signal: Option<i32>,
+    /// Who gets that signal.
+    #[serde(default)]
+    pub notice_to: NoticeTo,
+    /// It comes so long before `max_runtime` is over, too, and the contact's notice is as long where the grace allows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warn_before: Option<Span>,
+    /// A shell script that is run beside the programs when they get that signal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warn_command: Option<String>,
     /// What programs write goes to the guard's own standard outputs: where a scheduler keeps those.
     #[serde(default)]
     pub echo: bool,
     /// The peer is on another machine: how it is asked. `renewed_at` and `boot` mean nothing then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remote: Option<Remote>,
+}
+
+/// Who of a rank's processes gets the notice's signal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NoticeTo {
+    /// Its whole group.
+    #[default]
+    All,
+    /// Its first process: the shell of a batch script.
+    First,
+    /// All but the first, where there are others: what the script started.
+    Others,
 }
 
 fn is_empty(staging: &Staging) -> bool {

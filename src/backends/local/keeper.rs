@@ -15,12 +15,13 @@ use super::files::{self, AttemptDir, Binding, Ended, Stop};
 use super::lease::Lease;
 use super::{LocalConfig, clock, container, discovery, guard, orphan, parse_key_of};
 use crate::backends::Discovery;
-use crate::base::{ContactId, Instant, private};
+use crate::base::{ContactId, Instant};
 use crate::core::api::{AttemptKey, StartCommand};
 use crate::core::{BackendCommand, BackendEvent};
 use crate::model::Outcome;
 use crate::model::staging::Staging;
 use crate::model::topology::Topology;
+use crate::transport::private;
 
 /// Commands and checks of one attempt come one after another; attempts share this many locks.
 const LOCKS: usize = 64;

@@ -5,6 +5,8 @@
 mod limits;
 #[path = "tests/machine.rs"]
 mod machine;
+#[path = "tests/warned.rs"]
+mod warned;
 
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};

@@ -252,6 +252,8 @@ fn one_line(text: &str) -> Option<NativeJob> {
         restarts: value("Restarts").and_then(|t| t.parse().ok()).unwrap_or(0),
         user: value("UserId").and_then(|t| t.split('(').next().map(str::to_owned)).unwrap_or_default(),
         parts: Vec::new(),
+        partition: value("Partition").unwrap_or_default(),
+        gpus_wanted: 0,
     })
 }
 

@@ -94,6 +94,10 @@ pub struct NativeJob {
     pub user: String,
     /// What it has, node by node; none while it waits.
     pub parts: Vec<Part>,
+    /// The partitions that it asked for, with commas between.
+    pub partition: String,
+    /// GPUs that it asked for, on all nodes together.
+    pub gpus_wanted: u32,
 }
 
 /// A node as Slurm shows it.

@@ -69,6 +69,8 @@ struct Live {
     missing: u32,
     /// It was seen in a list by name.
     seen: Option<NativeJob>,
+    /// When that list was asked for.
+    seen_at: Instant,
     pending_since: Option<Instant>,
     /// The core knows it.
     wanted: bool,
@@ -464,16 +466,26 @@ impl Keeper {
         let Some(live) = all.get_mut(&key) else { return };
         let since = live.asking_why.as_ref().map_or(clock::now(), |(at, _)| *at);
         live.asking_why = Some((since, ended.clone()));
-        let native = live.seen.clone().filter(|n| n.state.is_over());
-        drop(all);
-        match native {
-            Some(native) => {
-                let outcome = slurm_outcome(&native).unwrap_or(ended.outcome.clone());
-                self.write_end(key, Ended { outcome, ..ended });
-            }
-            None if clock::now().since(since) > WHY_PATIENCE => self.write_end(key, ended),
-            None => {}
+        let late = clock::now().since(since) > WHY_PATIENCE;
+        // Our own cancel is not somebody's wish.
+        let tidied = live.cancelled && live.hold.stop.is_none();
+        // A list from before its end shows a queue that it has left since; that it is over stays so.
+        let seen_at = live.seen_at;
+        let native = live.seen.clone().filter(|n| n.state.is_over() || seen_at > since);
+        // Whatever Slurm means to do with it under this number: its right to run is spent.
+        let left =
+            live.number().filter(|_| !native.as_ref().is_some_and(|n| n.state.is_over()) && !live.cancelled);
+        let why = native.and_then(|n| why_ended(&n, tidied)).or(late.then_some(None));
+        if why.is_some() && left.is_some() {
+            live.cancelled = true;
         }
+        drop(all);
+        let Some(why) = why else { return };
+        if let Some(id) = left {
+            self.out.act(Act::Cancel(key, id));
+        }
+        let outcome = why.unwrap_or(ended.outcome.clone());
+        self.write_end(key, Ended { outcome, ..ended });
     }
 
     /// Looks into an attempt's folder.
@@ -538,7 +550,7 @@ impl Keeper {
             // Where it was made twice, the one that is not over counts, else the last.
             let job = all.max_by_key(|j| (!j.state.is_over(), j.id)).map(|j| (*j).clone());
             match job {
-                Some(job) => self.seen_one(key, job),
+                Some(job) => self.seen_one(key, job, asked_at),
                 None => self.missing(key, asked_at),
             }
             self.check(key);
@@ -546,7 +558,7 @@ impl Keeper {
         }
     }
 
-    fn seen_one(&self, key: AttemptKey, job: NativeJob) {
+    fn seen_one(&self, key: AttemptKey, job: NativeJob, asked_at: Instant) {
         {
             let mut all = open(&self.live);
             let Some(live) = all.get_mut(&key) else { return };
@@ -563,7 +575,7 @@ impl Keeper {
             if live.hold.fenced.is_some() && job.state == NativeState::Active {
                 live.hold.fenced = None;
             }
-            live.seen = Some(job.clone());
+            (live.seen, live.seen_at) = (Some(job.clone()), asked_at);
         }
         match job.state {
             NativeState::Pending => self.pending(key, &job),
@@ -705,7 +717,8 @@ impl Keeper {
     pub(super) fn asked(&self, key: AttemptKey, job: Option<NativeJob>) {
         let Some(tag) = open(&self.live).get(&key).map(|l| tag(key, &l.kept.mark)) else { return };
         match job.filter(|j| j.name == native_name(key) && (j.comment == tag || j.comment.is_empty())) {
-            Some(job) => self.seen_one(key, job),
+            // When it was asked is not kept: only that it is over is believed for good.
+            Some(job) => self.seen_one(key, job, Instant(0)),
             None => self.absent(key),
         }
         self.check(key);
@@ -871,6 +884,7 @@ impl Live {
             announced: false,
             missing: 0,
             seen: None,
+            seen_at: Instant(0),
             pending_since: None,
             wanted: true,
             cancelled: false,
@@ -880,6 +894,19 @@ impl Live {
     }
     fn number(&self) -> Option<u64> {
         self.seen.as_ref().map(|n| n.id).or(self.native)
+    }
+}
+
+/// Why Slurm told an attempt's guard to end, as the attempt's batch job shows it: none where it does not yet, an
+/// inner none where it never will. A batch job that waits, or ended in its own way after it was started again, was
+/// requeued: its second guard found the right to run taken.
+fn why_ended(job: &NativeJob, tidied: bool) -> Option<Option<Outcome>> {
+    let requeued = Outcome::Stopped("requeued by Slurm".into());
+    match job.state {
+        NativeState::Pending => Some(Some(requeued)),
+        NativeState::Active | NativeState::Other => None,
+        NativeState::Cancelled if tidied => Some((job.restarts > 0).then_some(requeued)),
+        _ => Some(slurm_outcome(job).or((job.restarts > 0).then_some(requeued))),
     }
 }
 

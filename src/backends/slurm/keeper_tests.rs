@@ -65,6 +65,8 @@ fn job(n: u8, state: NativeState) -> NativeJob {
         restarts: 0,
         user: "u".into(),
         parts: Vec::new(),
+        partition: "main".into(),
+        gpus_wanted: 0,
     }
 }
 
@@ -184,6 +186,65 @@ fn a_requeue_over_our_no_ends_the_attempt() {
     desk.list(&[NativeJob { restarts: 1, ..job(1, NativeState::Pending) }]);
     assert_eq!(desk.ended(), Some(Outcome::Stopped("requeued by Slurm".into())));
     assert_eq!(desk.keeper.out.take_acts(), [Act::Cancel(key(1), 101)]);
+}
+
+/// Its guard heard Slurm's SIGTERM and said so, as it mostly does: the reason is told at the next list, and what Slurm
+/// queued again is taken back.
+#[test]
+fn a_requeue_that_the_guard_heard_is_told_as_one_at_once() {
+    let word = Outcome::Stopped(BY_SCHEDULER.into());
+    let requeued = Outcome::Stopped("requeued by Slurm".into());
+    let cancel = vec![Act::Cancel(key(1), 101)];
+    for (state, restarts, wanted, acts) in [
+        (NativeState::Pending, 1, Some(&requeued), cancel.clone()),
+        // Some versions count the restart when it starts again.
+        (NativeState::Pending, 0, Some(&requeued), cancel),
+        (NativeState::Active, 1, None, Vec::new()),
+        (NativeState::Completed, 1, Some(&requeued), Vec::new()),
+        (NativeState::Cancelled, 1, Some(&Outcome::Cancelled), Vec::new()),
+        (NativeState::Failed, 0, Some(&word), Vec::new()),
+    ] {
+        let desk = Desk::new();
+        desk.submitted(1);
+        let dir = desk.keeper.dir(key(1));
+        assert!(dir.take_token().expect("takes"));
+        desk.list(&[job(1, NativeState::Active)]);
+        let ended = Ended { outcome: word.clone(), started_at: None, at: WallTime(1), output_lost: 0 };
+        dir.write_ended(&ended).expect("writes");
+        desk.keeper.check(key(1));
+        assert_eq!(desk.ended(), None, "the next list says why");
+        desk.list(&[NativeJob { restarts, ..job(1, state) }]);
+        assert_eq!(desk.ended().as_ref(), wanted, "{state:?} {restarts}");
+        assert_eq!(desk.keeper.out.take_acts(), acts, "{state:?} {restarts}");
+    }
+}
+
+/// It began and was cancelled between two lists: the one that shows it waiting is from before, and is no requeue.
+#[test]
+fn a_list_from_before_its_end_is_no_requeue() {
+    let desk = Desk::new();
+    desk.submitted(1);
+    desk.list(&[job(1, NativeState::Pending)]);
+    let asked_before = clock::now();
+    let dir = desk.keeper.dir(key(1));
+    assert!(dir.take_token().expect("takes"));
+    let outcome = Outcome::Stopped(BY_SCHEDULER.into());
+    dir.write_ended(&Ended { outcome, started_at: None, at: WallTime(1), output_lost: 0 }).expect("writes");
+    desk.keeper.check(key(1));
+    // Nor is one that was under way then.
+    desk.keeper.seen(&[job(1, NativeState::Pending)], asked_before);
+    assert_eq!((desk.ended(), desk.keeper.out.take_acts()), (None, Vec::new()));
+    desk.list(&[job(1, NativeState::Cancelled)]);
+    assert_eq!(desk.ended(), Some(Outcome::Cancelled));
+}
+
+/// What this peer cancelled itself, to tidy up, was nobody's wish to end the job.
+#[test]
+fn our_own_cancel_is_not_taken_for_somebodys() {
+    let requeued = NativeJob { restarts: 1, ..job(1, NativeState::Cancelled) };
+    assert_eq!(why_ended(&requeued, true), Some(Some(Outcome::Stopped("requeued by Slurm".into()))));
+    assert_eq!(why_ended(&requeued, false), Some(Some(Outcome::Cancelled)));
+    assert_eq!(why_ended(&job(1, NativeState::Cancelled), true), Some(None));
 }
 
 #[test]

@@ -29,7 +29,7 @@ use tokio_util::task::TaskTracker;
 
 use self::driver::{Driver, DriverError};
 use self::keeper::{Act, Keeper};
-use self::nodes::NodeMap;
+use self::nodes::{Doubt, NodeMap};
 use super::local::files::{optional, read_json};
 use super::local::{LogLimits, clock};
 use super::{Backend, Discovery, line};
@@ -238,7 +238,7 @@ impl Backend for SlurmBackend {
             self.keeper.set_kill_wait(Span::secs(wait));
         }
         let nodes = match self.driver.nodes().await {
-            Ok(nodes) => {
+            Ok(nodes) if !nodes.is_empty() => {
                 let map = NodeMap::new(&nodes, &config.partitions(), &config.gpu_names);
                 for (name, state) in map.left_out.iter().take(20) {
                     notes.push(format!("node {name} is left out: {state}"));
@@ -248,8 +248,9 @@ impl Backend for SlurmBackend {
                 self.keeper.set_map(map);
                 groups
             }
-            Err(error) => {
-                notes.push(format!("Slurm does not answer, its nodes are taken as they last were: {error}"));
+            none => {
+                let why = none.err().map_or_else(|| "it names no node".to_owned(), |error| error.to_string());
+                notes.push(format!("Slurm does not answer, its nodes are taken as they last were: {why}"));
                 optional(read_json::<Vec<NodeCapacity>>(&config.nodes_file()))
                     .ok()
                     .flatten()
@@ -373,6 +374,7 @@ impl Watch {
         let (mut failures, mut round) = (0_u32, 0_u32);
         let mut answered = clock::now();
         let mut said: Option<ClusterState> = None;
+        let (mut no_jobs, mut no_nodes) = (Doubt::default(), Doubt::default());
         loop {
             let asked_at = clock::now();
             let list = tokio::select! { biased;
@@ -382,17 +384,18 @@ impl Watch {
             let state = match list {
                 Ok(jobs) => {
                     if failures > 0 || round.is_multiple_of(NODES_EVERY) {
-                        self.look_at_nodes().await;
+                        self.look_at_nodes(&mut no_nodes).await;
                     }
                     (failures, answered, round) = (0, clock::now(), round.wrapping_add(1));
                     let keeper = self.keeper.clone();
+                    let believed = no_jobs.believes(jobs.is_empty());
                     let read = tokio::task::spawn_blocking(move || {
                         let state = keeper.map().state(&jobs, |job| keeper.ours(job));
                         keeper.seen(&jobs, asked_at);
                         keeper.answer_files();
                         state
                     });
-                    read.await.ok()
+                    read.await.ok().filter(|_| believed)
                 }
                 Err(error) => {
                     failures = failures.saturating_add(1);
@@ -415,13 +418,20 @@ impl Watch {
         }
     }
 
-    async fn look_at_nodes(&self) {
+    async fn look_at_nodes(&self, no_nodes: &mut Doubt) {
         match self.driver.nodes().await {
+            Ok(nodes) if !no_nodes.believes(nodes.is_empty()) => {
+                tracing::info!(
+                    "Slurm names no node: unknown, taken as they last were until it says so again"
+                );
+            }
             Ok(nodes) => {
                 let config = &self.keeper.config;
                 let map = NodeMap::new(&nodes, &config.partitions(), &config.gpu_names);
                 if map != self.keeper.map() {
-                    self.keeper.keep_nodes(&map);
+                    if !nodes.is_empty() {
+                        self.keeper.keep_nodes(&map);
+                    }
                     self.keeper.set_map(map);
                 }
             }
@@ -472,3 +482,7 @@ mod tests {
         assert_eq!(std::fs::read_dir(folder.path()).expect("lists").count(), 2, "nothing is left beside");
     }
 }
+
+#[cfg(test)]
+#[path = "watch_tests.rs"]
+mod watch_tests;

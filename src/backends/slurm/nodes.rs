@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::driver::{NativeJob, NativeNode, NativeState};
 use crate::base::{Bytes, MilliCpu};
-use crate::core::api::{AttemptKey, ClusterState, Held};
+use crate::core::api::{AttemptKey, ClusterState, Held, Waiting};
 use crate::model::{NodeCapacity, gpu};
 
 /// The nodes that may be used, in the order in which the core counts them.
@@ -18,7 +18,14 @@ pub struct NodeMap {
     index: BTreeMap<String, u32>,
     /// Nodes that may not be used, with the reason.
     pub left_out: Vec<(String, String)>,
+    /// The partitions that are used; all where there is none.
+    partitions: Vec<String>,
+    /// Slurm named nodes at all.
+    known: bool,
 }
+
+/// Why a job waits that would start if there were room; one that is held, or waits for a time or another job, would not.
+const WAITS_FOR_ROOM: [&str; 4] = ["", "None", "Resources", "Priority"];
 
 /// The canonical model of a node's GPUs: by the operator's word, by the GRES type with what the features say of its
 /// memory, else the type as it is.
@@ -49,7 +56,7 @@ fn model_of(node: &NativeNode, names: &BTreeMap<String, String>) -> Option<Strin
 impl NodeMap {
     /// Of the partitions that are used (all where none is named).
     pub fn new(nodes: &[NativeNode], partitions: &[String], names: &BTreeMap<String, String>) -> Self {
-        let mut map = Self::default();
+        let mut map = Self { partitions: partitions.to_vec(), known: !nodes.is_empty(), ..Self::default() };
         let mut alike: BTreeMap<(Option<String>, u32, u32, u64), Vec<&NativeNode>> = BTreeMap::new();
         for node in nodes {
             if !partitions.is_empty() && !node.partitions.iter().any(|p| partitions.contains(p)) {
@@ -91,6 +98,17 @@ impl NodeMap {
     pub fn state(&self, jobs: &[NativeJob], ours: impl Fn(&NativeJob) -> Option<AttemptKey>) -> ClusterState {
         let mut held: BTreeMap<u32, Held> = BTreeMap::new();
         let mut placed = Vec::new();
+        let mut waiting = Waiting::default();
+        let here = |j: &NativeJob| {
+            self.partitions.is_empty()
+                || j.partition.split(',').any(|p| self.partitions.iter().any(|o| o == p))
+        };
+        for job in jobs.iter().filter(|j| j.state == NativeState::Pending && here(j) && ours(j).is_none()) {
+            if WAITS_FOR_ROOM.contains(&job.reason.as_str()) {
+                waiting.jobs = waiting.jobs.saturating_add(1);
+                waiting.gpus = waiting.gpus.saturating_add(u64::from(job.gpus_wanted));
+            }
+        }
         for job in jobs.iter().filter(|j| j.state == NativeState::Active) {
             if let Some(key) = ours(job) {
                 let at: Option<Vec<u32>> =
@@ -113,15 +131,34 @@ impl NodeMap {
             others: held.into_values().collect(),
             placed,
             closed: self.groups.is_empty().then(|| self.none_up()),
+            waiting,
         }
     }
 
     fn none_up(&self) -> String {
+        if !self.known {
+            return "unknown: Slurm names no node at all".into();
+        }
         let few: Vec<String> = self.left_out.iter().take(3).map(|(n, why)| format!("{n} {why}")).collect();
         if few.is_empty() {
             return "Slurm has no node in these partitions".into();
         }
         format!("no node of Slurm is up: {}", few.join(", "))
+    }
+}
+
+/// An empty list is believed when it comes a second time in a row: one alone may be a controller that has not read its
+/// state yet, or an answer that was lost on the way.
+#[derive(Debug, Default)]
+pub(super) struct Doubt {
+    empty: bool,
+}
+
+impl Doubt {
+    /// Whether a list counts, that is empty or not.
+    pub(super) fn believes(&mut self, empty: bool) -> bool {
+        let before = std::mem::replace(&mut self.empty, empty);
+        !empty || before
     }
 }
 
@@ -179,6 +216,8 @@ mod tests {
             restarts: 0,
             user: String::new(),
             parts,
+            partition: "main".into(),
+            gpus_wanted: 2,
         };
         let key = AttemptKey { job: JobId([1; 20]), epoch: Epoch(1) };
         let jobs = [
@@ -192,6 +231,23 @@ mod tests {
         assert_eq!(state.others, [Held { node: 1, gpus: 0, cpus, memory: Bytes::gib(2) }]);
         assert_eq!(state.placed, [(key, vec![0, 1])]);
         assert_eq!(state.closed, None);
+        assert_eq!(state.waiting, Waiting::default());
+        let waits = |id, reason: &str, partition: &str| NativeJob {
+            reason: reason.into(),
+            partition: partition.into(),
+            ..job(id, NativeState::Pending, Vec::new())
+        };
+        let jobs = [
+            waits(5, "Resources", "main"),
+            waits(6, "Priority", "low,main"),
+            waits(7, "Dependency", "main"),
+            waits(8, "JobHeldUser", "main"),
+            waits(9, "Resources", "low"),
+            waits(4, "Resources", "main"),
+        ];
+        let main = NodeMap::new(&[node("n1", true, None)], &["main".into()], &BTreeMap::new());
+        let state = main.state(&jobs, |j| (j.id == 4).then_some(key));
+        assert_eq!(state.waiting, Waiting { jobs: 2, gpus: 4 }, "others that wait for room in our partition");
         let none = NodeMap::new(&[node("n1", false, None)], &[], &BTreeMap::new()).state(&[], |_| None);
         assert!(none.closed.is_some_and(|why| why.contains("n1 DOWN")));
     }

@@ -93,6 +93,8 @@ pub fn job(value: &Value) -> Option<NativeJob> {
         restarts: count(value, "restart_cnt").unwrap_or(0),
         user: text(value, "user_name"),
         parts: if state == NativeState::Active { parts(value) } else { Vec::new() },
+        partition: text(value, "partition"),
+        gpus_wanted: tres(&text(value, "tres_req_str")).gpus.unwrap_or(0),
     })
 }
 

@@ -13,13 +13,13 @@ use serde::{Deserialize, Serialize};
 use super::SlurmConfig;
 use super::driver::Submission;
 use super::nodes::NodeMap;
-use crate::backends::local::environment::{common_env, set};
+use crate::backends::local::environment::{Warning, common_env, set};
 use crate::backends::local::files::{AttemptDir, Binding, GuardSpec, RankSpec, Remote, write_json};
 use crate::base::{Instant, Span};
 use crate::core::api::{AttemptKey, StartCommand};
 use crate::model::JobSpec;
 use crate::model::sbatch::{self, Directive};
-use crate::model::spec::Run;
+use crate::model::spec::{Run, WarnSignal};
 use crate::model::staging::Staging;
 
 /// How long a guard waits for its peer's first answer.
@@ -91,16 +91,6 @@ pub fn read_tag(comment: &str) -> Option<(AttemptKey, &str)> {
     Some((crate::backends::local::parse_key(key)?, mark))
 }
 
-/// The script of a job that brings `#SBATCH` lines.
-pub fn batch_script(run: &Run) -> Option<&str> {
-    let text = match run {
-        Run::Script(text) => text,
-        Run::Argv(argv) => argv.get(2).filter(|_| argv.get(1).is_some_and(|a| a == "-c"))?,
-        Run::Image => return None,
-    };
-    (!sbatch::directives(text).0.is_empty()).then_some(text.as_str())
-}
-
 impl Kept {
     /// The submission of an attempt.
     pub fn submission(&self, key: AttemptKey, dir: &Path) -> Submission {
@@ -129,7 +119,7 @@ pub fn prepare(
             "images are not run on Slurm clusters yet: give a command that starts the container".into()
         );
     }
-    let batch = batch_script(&spec.run);
+    let batch = sbatch::batch_script(&spec.run);
     if batch.is_some() && spec.nodes > 1 && spec.on_lost_contact.grace.is_some() {
         return Err(format!(
             "its script starts its own steps on {} nodes, and no guard stands there: submit it with \
@@ -143,14 +133,20 @@ pub fn prepare(
     let directives = batch.map(|text| sbatch::directives(text).0).unwrap_or_default();
     let binding = Binding::to(command.binding);
     let path = dir.path();
-    let (signal, before) = signal(&directives, config);
-    let whole = Whole { command, config, secret: &secret, signal, before, kill_wait };
+    if let Some(d) = directives.iter().rev().find(|d| d.name == "signal")
+        && sbatch::signal(&d.value).is_none()
+    {
+        let names: Vec<&str> = WarnSignal::ALL.iter().map(|(name, _)| *name).collect();
+        return Err(format!("--signal={}: give one of {}, as [B:]NAME[@SECONDS]", d.value, names.join(", ")));
+    }
+    let whole = Whole { command, config, secret: &secret, kill_wait };
 
     let argv = if parts == 0 { program.clone() } else { launcher(config, path, parts) };
     let mut first = whole.guard(argv, path, "");
     if parts > 0 {
         first.first_rank = parts;
         first.notice_signal = Some(NO_NOTICE);
+        (first.warn_before, first.warn_command) = (None, None);
         first.workdir = path.join("run");
     }
     let kept = Kept {
@@ -187,14 +183,13 @@ struct Whole<'a> {
     command: &'a StartCommand,
     config: &'a SlurmConfig,
     secret: &'a str,
-    signal: Option<i32>,
-    before: Option<Span>,
     kill_wait: Span,
 }
 
 impl Whole<'_> {
     fn guard(&self, argv: Vec<String>, attempt: &Path, part: &str) -> GuardSpec {
         let (command, spec) = (self.command, &self.command.spec);
+        let warning = Warning::of(spec);
         let cookie = HEXLOWER.encode(&rand::random::<[u8; 16]>());
         let mut env = common_env(command, &self.config.peer, &self.config.datasets, &cookie, &[]);
         for variable in ["STARLING_RANK", "RANK", "NODE_RANK"] {
@@ -208,7 +203,7 @@ impl Whole<'_> {
             grace: spec.on_lost_contact.grace,
             renewed_at: Instant(0),
             max_runtime: spec.max_runtime,
-            notice: self.before.unwrap_or(self.config.notice),
+            notice: self.config.notice,
             log_bytes: self.config.logs.file_bytes.0,
             log_files: self.config.logs.files,
             cookie,
@@ -222,7 +217,10 @@ impl Whole<'_> {
             cgroup: false,
             inherit: true,
             first_rank: 0,
-            notice_signal: self.signal,
+            notice_signal: warning.signal.or(self.config.notice_signal),
+            notice_to: warning.to,
+            warn_before: warning.before,
+            warn_command: warning.command,
             echo: false,
             remote: Some(Remote {
                 part: part.to_owned(),
@@ -275,17 +273,6 @@ fn script(key: AttemptKey, config: &SlurmConfig, dir: &Path) -> String {
     )
 }
 
-/// `--signal=[B:]SIG[@SECONDS]` of the user's, else the configured one.
-fn signal(directives: &[Directive], config: &SlurmConfig) -> (Option<i32>, Option<Span>) {
-    let Some(wish) = directives.iter().rev().find(|d| d.name == "signal") else {
-        return (config.notice_signal, None);
-    };
-    let text = wish.value.trim_start_matches("R").trim_start_matches("B").trim_start_matches(':');
-    let (name, seconds) = text.split_once('@').unwrap_or((text, "60"));
-    let number = super::signal_number(name).or(config.notice_signal);
-    (number, seconds.parse().ok().map(Span::secs))
-}
-
 /// What sbatch is told: what the user's lines say as they say it; for the rest what the job file says.
 fn options(
     spec: &JobSpec,
@@ -333,6 +320,14 @@ fn options(
         // The guard holds the limit itself; Slurm's comes a little later, should the guard be gone.
         let seconds = (limit + config.notice).0.div_ceil(1_000_000).saturating_add(60);
         put(&mut all, "time", sbatch::time_text(seconds));
+    }
+    let wish = directives.iter().rev().find(|d| d.name == "signal").and_then(|d| sbatch::signal(&d.value));
+    // Slurm knows of limits that the job does not, so it says when; who gets the signal is the guard's to see to,
+    // which stands where the batch shell would. From Slurm, SIGTERM is an order to end: the guard gives that itself.
+    if let Some(wish) = wish.filter(|w| w.signal != WarnSignal::Term) {
+        let flags = if wish.reservation { "RB" } else { "B" };
+        let seconds = wish.before.as_millis() / 1_000;
+        put(&mut all, "signal", format!("{flags}:{}@{seconds}", wish.signal.word()));
     }
     for (name, value) in &config.options {
         if !given(&all, &[name]) {

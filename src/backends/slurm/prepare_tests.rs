@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::*;
 use crate::backends::conformance;
+use crate::backends::local::files::NoticeTo;
 use crate::base::{Bytes, MilliCpu, PeerName};
 
 fn config() -> SlurmConfig {
@@ -19,7 +20,7 @@ fn map() -> NodeMap {
     map
 }
 fn told(spec: &JobSpec) -> Vec<String> {
-    let directives = batch_script(&spec.run).map(|t| sbatch::directives(t).0).unwrap_or_default();
+    let directives = sbatch::batch_script(&spec.run).map(|t| sbatch::directives(t).0).unwrap_or_default();
     let all = options(spec, &config(), &map(), &directives);
     all.into_iter().map(|(n, v)| if v.is_empty() { n } else { format!("{n}={v}") }).collect()
 }
@@ -66,12 +67,38 @@ fn the_users_lines_stay_as_they_are() {
             "partition=big",
             "time=10",
             "constraint=ib&fast",
-            "exclusive"
+            "exclusive",
+            "signal=B:USR1@30"
         ]
     );
-    let directives = sbatch::directives(text).0;
-    assert_eq!(signal(&directives, &config()), (Some(10), Some(Span::secs(30))));
-    assert_eq!(signal(&[], &config()), (None, None));
+}
+
+/// It comes before the limit: Slurm is told, and so is the guard; the notice after a limit stays what it was.
+#[test]
+fn a_signal_before_the_limit_is_slurms_and_the_guards() {
+    let guard = |line: &str| {
+        let text = format!("#!/bin/bash\n#SBATCH -t 10 {line}\n./train\n");
+        let mut spec = conformance::spec(Run::Argv(vec!["/bin/bash".into(), "-c".into(), text]));
+        spec.max_runtime = Some(Span::secs(600));
+        let folder = tempfile::tempdir().expect("a folder");
+        let dir = AttemptDir::new(folder.path().join("a"));
+        let command = conformance::start(conformance::key(1), spec);
+        let kept = prepare(&command, &config(), &map(), Span::secs(30), &dir)?.expect("new");
+        let told = kept.options.into_iter().find(|(name, _)| name == "signal").map(|(_, value)| value);
+        Ok::<_, String>((told, dir.spec().expect("its spec")))
+    };
+    for (line, slurm, signal, to, before) in [
+        ("--signal=B:USR1@120", Some("B:USR1@120"), 10, NoticeTo::First, 120),
+        ("--signal=SIGUSR2", Some("B:USR2@60"), 12, NoticeTo::Others, 60),
+        ("--signal=B:TERM@90", None, 15, NoticeTo::First, 90),
+    ] {
+        let (told, guard) = guard(line).expect("prepares");
+        assert_eq!(told.as_deref(), slurm, "{line}");
+        assert_eq!((guard.notice_signal, guard.notice_to), (Some(signal), to), "{line}");
+        assert_eq!((guard.warn_before, guard.notice), (Some(Span::secs(before)), config().notice), "{line}");
+    }
+    let why = guard("--signal=KILL@9").expect_err("nobody can catch it");
+    assert!(why.contains("USR1"), "{why}");
 }
 
 #[test]

@@ -13,8 +13,9 @@ impl Peer {
     /// Makes the books anew: the nodes as they are now, what others hold, then what attempts and grants of this
     /// peer hold, where they really are.
     pub(super) fn cluster_changed(&mut self, state: ClusterState) {
-        let ClusterState { nodes, others, placed, closed } = state;
+        let ClusterState { nodes, others, placed, closed, waiting } = state;
         self.exec.report_dirty = true;
+        self.exec.waiting_below = waiting;
         if self.exec.closed_below != closed {
             let text = closed.clone().unwrap_or_else(|| "its scheduler answers again".into());
             self.event("cluster.scheduler", None, text);

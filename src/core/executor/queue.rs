@@ -368,9 +368,10 @@ impl Peer {
         self.exec.reported = Some(now);
         let mut queue = QueueReport {
             running: count32(self.exec.attempts.values().filter(|a| a.phase != Phase::Closed).count()),
-            queued: count32(self.exec.claims.len() - self.exec.grants.len().min(self.exec.claims.len())),
+            queued: count32(self.exec.claims.len() - self.exec.grants.len().min(self.exec.claims.len()))
+                .saturating_add(self.exec.waiting_below.jobs),
             closed: self.closed_for(),
-            queued_gpus: self.exec.queued_gpus,
+            queued_gpus: self.exec.queued_gpus.saturating_add(self.exec.waiting_below.gpus),
             ..QueueReport::default()
         };
         let sched = &self.exec.sched;
@@ -379,7 +380,11 @@ impl Peer {
             let held = sched.running().get(&AttemptKey { job: *job, epoch: grant.epoch });
             sched.books().by_model(held.map_or(&[], |r| &r.shares), &mut queue.gpus_reserved);
         }
-        queue.waits = sched.waits(now).into_iter().map(|(model, wait)| (model, coarse(wait))).collect();
+        queue.waits = sched
+            .waits(now, self.exec.waiting_below.gpus)
+            .into_iter()
+            .map(|(model, wait)| (model, coarse(wait)))
+            .collect();
         for r in sched.running().values().filter(|r| r.request.preemptible && !r.stopping) {
             let gpus = r.request.need.gpus.saturating_mul(r.request.ranks);
             if gpus > 0 {

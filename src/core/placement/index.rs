@@ -553,6 +553,7 @@ fn key_of(spec: &JobSpec) -> JobSpec {
         env: BTreeMap::new(),
         workdir: None,
         checkpoint: None,
+        warn: None,
         retries: 0,
         on_lost_contact: crate::model::spec::OnLostContact::default(),
         preemptible: Some(spec.may_be_preempted()),

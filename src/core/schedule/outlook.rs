@@ -159,8 +159,9 @@ impl<K: Copy + Ord> Scheduler<K> {
     }
 
     /// How long a small request that comes now will wait, by GPU model ("" without GPUs): what waits times the
-    /// mean runtime, spread over what there is; nothing where something is free and nobody waits.
-    pub fn waits(&self, now: Instant) -> BTreeMap<String, Span> {
+    /// mean runtime, spread over what there is; nothing where something is free and nobody waits. `below` are the GPUs
+    /// that others wait for in the queue of the scheduler below, of whatever model.
+    pub fn waits(&self, now: Instant, below: u64) -> BTreeMap<String, Span> {
         let mut queued: Vec<f64> = vec![0.0; self.books.pools().len()];
         for (need, ranks) in &self.queued_needs {
             let pools = if need.gpus > 0 { need.pools.as_slice() } else { &[0] };
@@ -181,6 +182,10 @@ impl<K: Copy + Ord> Scheduler<K> {
             if let Some(node) = self.books.nodes().get(share.node as usize) {
                 free[node.pool as usize] -= share.gpus.len() as f64 * f64::from(WHOLE);
             }
+        }
+        let gpus: f64 = total.iter().sum();
+        for (sum, part) in queued.iter_mut().zip(&total).filter(|(_, part)| **part > 0.0) {
+            *sum += below as f64 * f64::from(WHOLE) * part / gpus;
         }
         total[0] = self.books.totals().cpus as f64;
         let mean = self.mean.get().as_secs_f64();

@@ -173,7 +173,9 @@ fn an_attempt_without_a_limit_frees_nothing_by_estimate() {
     assert_eq!(of(2).starts_in, Some(Span::secs(110)));
     assert_eq!((of(4).ahead, told[0].key), (1, 2));
     assert!(of(4).starts_in >= of(2).starts_in);
-    assert!(s.waits(at(1))["A100-80G"] > Span::ZERO);
+    assert!(s.waits(at(1), 0)["A100-80G"] > Span::ZERO);
+    let longer = s.waits(at(1), 80)["A100-80G"];
+    assert!(longer > s.waits(at(1), 0)["A100-80G"], "what others wait for below comes first");
 }
 
 #[test]
@@ -315,7 +317,7 @@ fn absurd_figures_do_no_harm() {
     started.sort_unstable();
     assert_eq!(started, [3, 4]);
     s.prospects(Instant(u64::MAX), 10);
-    s.waits(at(1));
+    s.waits(at(1), 0);
     for key in 1..=4 {
         s.end(&key, at(0));
         s.leave(&key);

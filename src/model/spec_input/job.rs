@@ -58,6 +58,7 @@ pub fn read(root: Field, defaults: &SpecDefaults, m: &mut Mistakes) -> Option<Pa
     });
     let after = fields.take("after", m).map(|f| super::array::after(f, m)).unwrap_or_default();
     let preemptible = fields.take("preemptible", m).and_then(|f| f.flag(m));
+    let warn = fields.take("warn", m).and_then(|f| parts::warn(f, m));
     fields.finish(m, JOB, FAMILIAR_JOB);
 
     let name = name.unwrap_or_else(|| "job".into());
@@ -85,6 +86,7 @@ pub fn read(root: Field, defaults: &SpecDefaults, m: &mut Mistakes) -> Option<Pa
         after: Vec::new(),
         preemptible,
         reserve: None,
+        warn,
         name: name.clone(),
     };
     Some(ParsedSpec { spec, key: job_id.then_some(name), after })

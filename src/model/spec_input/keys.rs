@@ -32,6 +32,7 @@ pub const JOB: &[Key] = &[
     ready("on_lost_contact"),
     ready("placement"),
     ready("preemptible"),
+    ready("warn"),
     // The plain job request's names.
     ready("job_id"),
     ready("task_type"),
@@ -56,6 +57,8 @@ pub const SEED_GPU: &[Key] = &[ready("count"), ready("model")];
 pub const DATA: &[Key] = &[ready("uri"), ready("size"), later("stage")];
 /// Keys of `checkpoint`.
 pub const CHECKPOINT: &[Key] = &[ready("path"), ready("every")];
+/// Keys of `warn`.
+pub const WARN: &[Key] = &[ready("signal"), ready("command"), ready("before")];
 /// Keys of `on_lost_contact`.
 pub const LOST_CONTACT: &[Key] = &[ready("grace"), ready("then")];
 /// Keys of one entry of `after`.
@@ -84,6 +87,7 @@ pub const SECTIONS: &[(&str, &[Key])] = &[
     ("data", DATA),
     ("checkpoint", CHECKPOINT),
     ("on_lost_contact", LOST_CONTACT),
+    ("warn", WARN),
     ("after", AFTER),
     ("placement", PLACEMENT),
     ("groups", GROUPS),

@@ -5,14 +5,16 @@ use std::collections::BTreeMap;
 use super::job::SPAN_MAX;
 use super::keys::{
     CHECKPOINT, DATA, FAMILIAR_CHECKPOINT, FAMILIAR_PLACEMENT, FAMILIAR_RESOURCES, LOST_CONTACT, PLACEMENT,
-    RESOURCES, SEED_GPU,
+    RESOURCES, SEED_GPU, WARN,
 };
 use super::later;
 use crate::base::{Bytes, MilliCpu, PeerName, Span};
 use crate::model::gpu;
 use crate::model::input::fill::{cpus, labels, memory, span, span_want};
 use crate::model::input::{Field, Fields, Mistakes, Value, words};
-use crate::model::spec::{CheckpointSpec, OnLostContact, PlacementSpec, Resources, Then, limits};
+use crate::model::spec::{
+    CheckpointSpec, OnLostContact, PlacementSpec, Resources, Then, WarnSignal, WarnSpec, limits,
+};
 
 /// Variables that the peer sets itself.
 const RESERVED: &[&str] = &[
@@ -224,6 +226,23 @@ pub fn checkpoint(field: Field, m: &mut Mistakes) -> Option<CheckpointSpec> {
     let every = fields.take("every", m).and_then(|f| span(f, m, Span::secs(1), SPAN_MAX));
     fields.finish(m, CHECKPOINT, FAMILIAR_CHECKPOINT);
     Some(CheckpointSpec { path: path?, every })
+}
+
+/// `warn`.
+pub fn warn(field: Field, m: &mut Mistakes) -> Option<WarnSpec> {
+    let mut fields = Fields::of(field, m)?;
+    let signal = fields.take("signal", m).and_then(|f| f.word(m, &WarnSignal::ALL));
+    let command = fields.take("command", m).and_then(|f| {
+        let most = limits::WARN_BYTES_MAX;
+        let want = format!("must be a shell script of at most {most} bytes");
+        f.read(m, &want, |t| {
+            let good = !t.trim().is_empty() && t.len() <= most && !t.contains('\0');
+            good.then(|| t.to_owned())
+        })
+    });
+    let before = fields.take("before", m).and_then(|f| span(f, m, Span::secs(1), Span::secs(86_400)));
+    fields.finish(m, WARN, &[]);
+    Some(WarnSpec { signal, command, before })
 }
 
 /// `on_lost_contact`.

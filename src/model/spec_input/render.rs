@@ -101,6 +101,17 @@ fn document(spec: &JobSpec) -> Vec<(String, Value)> {
     if let Some(may) = spec.preemptible {
         put("preemptible", json!(may));
     }
+    if let Some(w) = &spec.warn {
+        let mut map = Map::new();
+        let signal = w.signal.map(|s| json!(s.word()));
+        let parts = [
+            ("signal", signal),
+            ("command", w.command.as_ref().map(|c| json!(c))),
+            ("before", w.before.map(|b| json!(span_text(b)))),
+        ];
+        map.extend(parts.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));
+        put("warn", Value::Object(map));
+    }
     doc
 }
 

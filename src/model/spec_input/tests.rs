@@ -8,6 +8,7 @@ use super::*;
 use crate::base::{Bytes, MilliCpu, PeerName, Span};
 use crate::model::spec::{
     CheckpointSpec, Communication, Groups, OnLostContact, PlacementSpec, Policy, Resources, Run, Then,
+    WarnSignal, WarnSpec,
 };
 
 fn good(text: &str) -> JobSpec {
@@ -432,6 +433,11 @@ fn spec() -> impl Strategy<Value = JobSpec> {
                 then: if nodes % 2 == 0 { Then::Restart } else { Then::Fail },
             },
             preemptible: [None, Some(true), Some(false)][retries as usize % 3],
+            warn: limit.map(|before| WarnSpec {
+                signal: (nodes % 2 == 0).then_some(WarnSignal::Usr1),
+                command: (nodes % 3 == 0).then(|| "touch save\n".to_owned()),
+                before: Some(before.clamp(Span::secs(1), Span::secs(86_400))),
+            }),
             reserve: None,
             max_runtime: limit,
             workdir: at,

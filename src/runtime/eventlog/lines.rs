@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use crate::base::private;
+use crate::transport::private;
 
 /// Bytes gathered before they go to the file.
 const BUFFER: usize = 64 * 1024;

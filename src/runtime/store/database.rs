@@ -8,8 +8,9 @@ use redb::backends::FileBackend;
 use redb::{Database, Durability, ReadableDatabase, ReadableTable, TableDefinition};
 
 use super::{StoreError, log};
-use crate::base::{StoreId, private};
+use crate::base::StoreId;
 use crate::core::{DiskImage, Table, Write};
+use crate::transport::private;
 
 /// The database's file in the state folder.
 pub(super) const FILE: &str = "store.redb";

@@ -14,8 +14,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::StoreError;
-use crate::base::private;
 use crate::core::{Table, Write};
+use crate::transport::private;
 
 /// A file of this size is full: the other one takes over as soon as it is free.
 pub(super) const FILE_BYTES: u64 = 4 << 20;

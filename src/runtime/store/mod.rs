@@ -30,8 +30,9 @@ pub use metrics::StoreMetrics;
 
 use self::database::{FILE, Pending, sync_dir};
 use self::log::Log;
-use crate::base::{Bytes, StoreId, private};
+use crate::base::{Bytes, StoreId};
 use crate::core::{DiskImage, Write};
+use crate::transport::private;
 
 /// The newest format of the state folder that this binary reads.
 pub const FORMAT: u32 = 2;

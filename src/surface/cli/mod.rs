@@ -14,6 +14,7 @@ mod page;
 mod reserve;
 mod sbatch;
 mod slurm;
+mod squeue_format;
 mod submit;
 mod tenants;
 mod top;

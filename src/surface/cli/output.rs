@@ -79,9 +79,10 @@ pub struct Table {
 }
 
 impl Table {
-    /// With these headings.
+    /// With these headings, or with none.
     pub fn new(style: Style, headings: &[&str]) -> Self {
-        Self { rows: vec![headings.iter().map(|h| style.dim(h)).collect()] }
+        let first = headings.iter().map(|h| style.dim(h)).collect();
+        Self { rows: if headings.is_empty() { Vec::new() } else { vec![first] } }
     }
 
     /// Adds a row.

@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::model::array::ArraySpec;
 use crate::model::sbatch::{self, Directive};
+use crate::model::spec::WarnSignal;
 
 /// A job document, and what is to be said about it.
 #[derive(Debug, Clone, PartialEq)]
@@ -254,10 +255,20 @@ fn document(
         job.insert("env".into(), Value::Object(env));
     }
     if let Some(d) = asked.by_name.get("signal") {
-        notes.push(format!(
-            "line {}: --signal={} holds on Slurm clusters; elsewhere it is SIGTERM",
-            d.line, d.value
-        ));
+        if sbatch::signal(&d.value).is_none() {
+            let names: Vec<&str> = WarnSignal::ALL.iter().map(|(name, _)| *name).collect();
+            let names = names.join(", ");
+            wrong.push(format!(
+                "line {}: --signal={}: [B:]NAME[@SECONDS], with a name of {names}",
+                d.line, d.value
+            ));
+        } else if !job.contains_key("max_runtime") {
+            notes.push(format!(
+                "line {}: --signal={} without --time: before a limit of Slurm's it comes on Slurm clusters only; where \
+                 the job is stopped with notice it comes everywhere",
+                d.line, d.value
+            ));
+        }
     }
     if let Some(d) = asked.by_name.get("array") {
         match array(&d.value) {

@@ -1,7 +1,7 @@
 //! `submit` and `run`.
 
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use axum::http::Method;
@@ -11,6 +11,7 @@ use super::args::{LogsArgs, RunArgs, SubmitArgs, WaitArgs};
 use super::{Asking, CommandResult, Failure, Reply, exit, jobs, logs, plain, sbatch};
 use crate::model::brought;
 use crate::model::input::Mistake;
+use crate::model::sbatch::CommandLine;
 use crate::model::spec::limits::DOCUMENT_BYTES_MAX;
 use crate::surface::documents::{SubmitDocument, WhyDocument};
 
@@ -30,6 +31,58 @@ pub async fn submit(asking: &Asking, args: SubmitArgs) -> CommandResult {
     let document = converted(&args.file, read(&args.file)?)?;
     let after = After { key: args.key, dry_run: args.dry_run, wait: args.wait, follow: args.follow };
     send(asking, document, after).await
+}
+
+/// `starling slurm sbatch`: a script, or a job file, with what the command line adds to it.
+pub async fn sbatch(asking: &Asking, mut line: CommandLine, wait: bool) -> CommandResult {
+    let wrap = line.take("wrap");
+    let file = match (&wrap, line.rest.is_empty()) {
+        (Some(_), false) => {
+            return Err(Failure::usage("sbatch: --wrap takes no file", "leave one of them out"));
+        }
+        (Some(_), true) => PathBuf::from("--wrap"),
+        (None, true) => PathBuf::from("-"),
+        (None, false) => PathBuf::from(line.rest.remove(0)),
+    };
+    let text = match wrap {
+        Some(command) => {
+            let own = line.options.iter().any(|d| d.name == "job-name");
+            let name = if own { "" } else { "#SBATCH --job-name=wrap\n" };
+            format!("#!/bin/sh\n{name}# Made by sbatch --wrap.\n\n{command}\n").into_bytes()
+        }
+        None => read(&file)?,
+    };
+    let document = if line.options.is_empty() && line.rest.is_empty() {
+        converted(&file, text)?
+    } else {
+        let shown = file.display();
+        let text = Some(text).filter(|t| sbatch::is_script(t)).and_then(|t| String::from_utf8(t).ok());
+        let text = text.ok_or_else(|| {
+            let hint = "put into the job file what it needs: docs/reference/spec.md";
+            Failure::usage(
+                format!("{shown}: options and arguments are for scripts, which begin with #!"),
+                hint,
+            )
+        })?;
+        let (text, first) = line.into_script(&text).map_err(|e| Failure::usage(e, "give it in one line"))?;
+        let said = |mut all: Vec<String>| {
+            for n in 0..line.options.len() {
+                let at = format!("line {}: ", first + n);
+                all.iter_mut()
+                    .filter(|t| t.starts_with(&at))
+                    .for_each(|t| *t = t.replacen(&at, "command line: ", 1));
+            }
+            all
+        };
+        let folder = std::env::current_dir().map_err(|e| Failure::Io(e.to_string()))?;
+        let made = sbatch::convert(&text, &folder);
+        let mut made = finished(&file, made.map_err(&said).map(|m| (m.document, said(m.notes))))?;
+        if let Some(run) = made.get_mut("run").and_then(Value::as_array_mut) {
+            run.extend(line.rest.iter().map(|a| json!(a)));
+        }
+        made.to_string().into_bytes()
+    };
+    send(asking, document, After { key: None, dry_run: false, wait, follow: false }).await
 }
 
 /// `starling run -- CMD…`
@@ -58,12 +111,30 @@ fn converted(file: &Path, text: Vec<u8>) -> Result<Vec<u8>, Failure> {
             Some(Err(refused)) => (Value::Null, lines(&refused.notes), lines(&refused.lines)),
         }
     };
-    for note in &notes {
+    let made = if wrong.is_empty() {
+        Ok((document, notes))
+    } else {
+        say(file, &notes);
+        Err(wrong)
+    };
+    Ok(finished(file, made)?.to_string().into_bytes())
+}
+
+fn say(file: &Path, notes: &[String]) {
+    for note in notes {
         eprintln!("starling: {}: {}", file.display(), plain(note));
     }
-    if wrong.is_empty() {
-        return Ok(document.to_string().into_bytes());
-    }
+}
+
+/// The document that was made, with what is to be said of it; or why there is none.
+fn finished(file: &Path, made: Result<(Value, Vec<String>), Vec<String>>) -> Result<Value, Failure> {
+    let wrong = match made {
+        Ok((document, notes)) => {
+            say(file, &notes);
+            return Ok(document);
+        }
+        Err(wrong) => wrong,
+    };
     let text =
         format!("{}: {} line(s) cannot be carried over; nothing was submitted", file.display(), wrong.len());
     let hint = "take them out, or write a job file: docs/reference/spec.md, docs/reference/bring.md";

@@ -186,7 +186,7 @@ impl<'a> Yard<'a> {
     fn new(fleet: &'a mut Fleet, name: &'static str) -> Result<Self, FleetError> {
         let ledger = fleet.dir.join(format!("{name}.jsonl"));
         let work = fleet.dir.join(format!("checkpoints-{name}"));
-        crate::base::private::make(&work).map_err(io(work.display()))?;
+        crate::transport::private::make(&work).map_err(io(work.display()))?;
         Ok(Yard { fleet, name, ledger, work, jobs: Vec::new() })
     }
 

@@ -125,7 +125,7 @@ struct Submitted {
 async fn show(fleet: &mut Fleet, args: &DemoArgs) -> Result<Summary, FleetError> {
     let ledger = fleet.dir.join("ledger.jsonl");
     let work = fleet.dir.join("checkpoints");
-    crate::base::private::make(&work).map_err(io(work.display()))?;
+    crate::transport::private::make(&work).map_err(io(work.display()))?;
     let specs = specs(fleet, &ledger, &work)?;
     let mut live = Live::new(specs.len() as u64);
     let mut submitted = Vec::new();

@@ -24,12 +24,13 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::client::{Client, ClientFailure, Target};
 use super::documents::{ClusterList, JobList, SubmitDocument};
 use crate::backends::local::clock::TEST_CLOCK;
-use crate::base::{PeerName, Span, private};
+use crate::base::{PeerName, Span};
 use crate::model::NodeCapacity;
 use crate::model::config::Config;
 use crate::model::report::Liveness;
 use crate::model::spec::JobSpec;
 use crate::model::spec_input::render_spec;
+use crate::transport::private;
 
 /// Regions of the clusters, in turn.
 const REGIONS: [&str; 8] =

@@ -15,8 +15,9 @@ mod signals;
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode, Stdio};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, wait};
@@ -29,7 +30,7 @@ use self::logs::{Echo, RotatingFile, Stream};
 use self::remote::{Asker, What};
 use self::signals::Signals;
 use super::cgroup::Cgroup;
-use super::files::{AttemptDir, Ended, GuardSpec, Guarded, Started, Stop, lease_path, poke};
+use super::files::{AttemptDir, Ended, GuardSpec, Guarded, NoticeTo, Started, Stop, lease_path, poke};
 use super::lease::Lease;
 use super::{clock, container, processes};
 use crate::base::{Instant, Span, WallTime};
@@ -136,6 +137,9 @@ struct Guard {
     ranks: Vec<Rank>,
     running_since: Option<(Instant, WallTime)>,
     stopping: Option<Stopping>,
+    warned: bool,
+    /// The scheduler was asked for the same warning that the guard gave by its own clock, and is still to give it.
+    echo_due: bool,
     asker: Option<Asker>,
     signals: Option<Signals>,
     _lock: Option<File>,
@@ -148,7 +152,7 @@ impl Guard {
         let timer = timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
         // A remote one begins with the first answer.
         let here = spec.grace.filter(|_| spec.remote.is_none());
-        let deadline = here.map(|grace| Deadline::new(grace, spec.notice, spec.renewed_at));
+        let deadline = here.map(|grace| Deadline::new(grace, notice_of(&spec), spec.renewed_at));
         let asker = spec.remote.as_ref().map(|r| Asker::new(spec.key, r.clone(), dir.clone()));
         let signals = spec.remote.as_ref().map(|_| Signals::new()).transpose()?;
         let name = format!("starling-{}-{}", spec.key, spec.cookie.get(..8).unwrap_or_default());
@@ -163,6 +167,8 @@ impl Guard {
             ranks: Vec::new(),
             running_since: None,
             stopping: None,
+            warned: false,
+            echo_due: false,
             asker,
             signals,
             _lock: lock,
@@ -283,7 +289,7 @@ impl Guard {
         loop {
             let answer = self.asker.as_mut().and_then(Asker::ask);
             if let Some(renewed_at) = answer.as_ref().and_then(|a| a.renewed_at) {
-                self.deadline = Some(Deadline::new(grace, self.spec.notice, renewed_at));
+                self.deadline = Some(Deadline::new(grace, notice_of(&self.spec), renewed_at));
                 return Ok(());
             }
             if answer.is_some_and(|a| a.stop.is_some()) || self.dir.stop().is_ok_and(|s| s.is_some()) {
@@ -308,6 +314,10 @@ impl Guard {
             // A renewal after this does not help: the job was told, and ends as it was told.
             self.stop(Outcome::Stopped(LOST_CONTACT.into()), deadline.kill_at().since(now), now);
         }
+        if self.warn_at().is_some_and(|at| now >= at) {
+            self.echo_due = self.spec.remote.is_some() && self.spec.notice_to != NoticeTo::All;
+            self.warn();
+        }
         if self.spec.max_runtime.is_some_and(|max| now >= since + max) {
             self.stop(Outcome::TimedOut, self.spec.notice, now);
         }
@@ -320,8 +330,15 @@ impl Guard {
                 let wait = self.spec.remote.as_ref().map_or(Span::ZERO, |r| r.kill_wait);
                 let notice = wait.scale(3, 4).min(self.spec.notice.max(Span::secs(1)));
                 self.stop(Outcome::Stopped(BY_SCHEDULER.into()), notice, now);
+            } else if self.spec.notice_signal == Some(signal.as_raw()) {
+                if !std::mem::take(&mut self.echo_due) {
+                    self.warn();
+                }
+            } else if self.spec.notice_to == NoticeTo::All {
+                self.signal_ranks(signal, NoticeTo::All);
             } else {
-                self.signal_ranks(signal);
+                // What reaches us was meant for the shell of the batch script, in whose place we stand.
+                self.signal_ranks(signal, NoticeTo::First);
             }
         }
     }
@@ -344,9 +361,82 @@ impl Guard {
         }
     }
 
-    fn signal_ranks(&self, signal: Signal) {
+    fn signal_ranks(&self, signal: Signal, to: NoticeTo) {
         for rank in self.ranks.iter().filter(|r| r.status.is_none()) {
-            processes::signal_group(rank.pid.as_raw_nonzero().get(), signal);
+            let pid = rank.pid.as_raw_nonzero().get();
+            let others = match to {
+                NoticeTo::All => {
+                    processes::signal_group(pid, signal);
+                    continue;
+                }
+                NoticeTo::First => Vec::new(),
+                NoticeTo::Others => processes::descendants(pid),
+            };
+            for process in others.iter().filter(|p| !p.zombie) {
+                processes::signal(process.id, signal);
+            }
+            // A shell becomes its last command: then the first one is all that there is.
+            if others.is_empty() {
+                // Not reaped yet, so the number is its own.
+                let _ = rustix::process::kill_process(rank.pid, signal);
+            }
+        }
+    }
+
+    /// When the programs are told that their limit comes.
+    fn warn_at(&self) -> Option<Instant> {
+        let (since, _) = self.running_since.filter(|_| self.stopping.is_none() && !self.warned)?;
+        Some(since + (self.spec.max_runtime? - self.spec.warn_before?))
+    }
+
+    /// Tells the programs that their limit comes, so that they save their progress.
+    fn warn(&mut self) {
+        if self.ranks.iter().all(|r| r.status.is_some()) {
+            // Nobody is there yet who could hear it: the clock says it again.
+            return;
+        }
+        let first = !std::mem::replace(&mut self.warned, true);
+        self.signal_ranks(self.notice_signal(), self.spec.notice_to);
+        if first {
+            self.run_command();
+        }
+    }
+
+    fn notice_signal(&self) -> Signal {
+        self.spec.notice_signal.and_then(Signal::from_named_raw).unwrap_or(Signal::TERM)
+    }
+
+    /// Starts the job's own command for a warning, beside its programs; it ends with them at the latest.
+    fn run_command(&self) {
+        let (Some(text), Some(rank), Some(spec)) = (
+            &self.spec.warn_command,
+            self.ranks.iter().find(|r| r.status.is_none()),
+            self.spec.ranks.first(),
+        ) else {
+            return;
+        };
+        let mut command = match (&self.spec.containers, &spec.container) {
+            (Some(runtime), Some(name)) => {
+                let mut command = Command::new(runtime);
+                command.args(["exec", name, "/bin/sh", "-c", text]);
+                command
+            }
+            _ => {
+                let mut command = Command::new("/bin/sh");
+                command.args(["-c", text]);
+                command
+            }
+        };
+        if !self.spec.inherit {
+            command.env_clear();
+        }
+        command.env_remove(clock::TEST_CLOCK).envs(spec.env.iter().map(|(k, v)| (k, v)));
+        command.env("STARLING_PID", rank.pid.as_raw_nonzero().to_string());
+        command.current_dir(&self.spec.workdir).process_group(0);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        // It is reaped with the other children that are no ranks.
+        if let Err(error) = command.spawn() {
+            eprintln!("starling guard: {}: its command for a warning did not start: {error}", self.spec.key);
         }
     }
 
@@ -403,9 +493,14 @@ impl Guard {
             stopping.kill_at = stopping.kill_at.min(kill_at);
             return;
         }
+        let foreseen = outcome == Outcome::TimedOut || outcome == Outcome::Stopped(BY_SCHEDULER.into());
         self.stopping = Some(Stopping { outcome, kill_at });
-        let signal = self.spec.notice_signal.and_then(Signal::from_named_raw).unwrap_or(Signal::TERM);
-        self.signal_ranks(signal);
+        if self.warned && foreseen {
+            // Its time to save is over.
+            return self.signal_ranks(Signal::TERM, NoticeTo::All);
+        }
+        self.signal_ranks(self.notice_signal(), self.spec.notice_to);
+        self.run_command();
     }
 
     fn kill_at(&self) -> Option<Instant> {
@@ -422,7 +517,7 @@ impl Guard {
         };
         let notice = self.deadline.filter(|_| self.stopping.is_none()).map(|d| d.notice_at());
         let renewal = self.deadline.map(|d| now + d.look_every());
-        self.kill_at().into_iter().chain(limit).chain(notice).chain(renewal).min()
+        self.kill_at().into_iter().chain(limit).chain(notice).chain(renewal).chain(self.warn_at()).min()
     }
 
     /// Waits for output, an end, the peer or the clock.
@@ -556,6 +651,11 @@ impl Guard {
             None => poke(&self.spec.news, format!("{}\n", self.spec.key).as_bytes()),
         }
     }
+}
+
+/// The time to save that it gets where its contact is lost, as far as the grace allows.
+fn notice_of(spec: &GuardSpec) -> Span {
+    spec.notice.max(spec.warn_before.unwrap_or(Span::ZERO))
 }
 
 impl Rank {

@@ -7,7 +7,8 @@ use std::os::unix::net::UnixStream;
 use rustix::process::Signal;
 
 /// What is caught; everything else does what it does to any process.
-const CAUGHT: [Signal; 4] = [Signal::TERM, Signal::USR1, Signal::USR2, Signal::HUP];
+const CAUGHT: [Signal; 6] =
+    [Signal::TERM, Signal::USR1, Signal::USR2, Signal::HUP, Signal::INT, Signal::QUIT];
 
 /// Caught signals, each as a byte in a pipe. Programs that are started later do not inherit the catching.
 #[derive(Debug)]

@@ -21,7 +21,7 @@ impl Disks {
     pub fn new(folders: impl IntoIterator<Item = PathBuf>, mib: u32) -> Result<Self, FleetError> {
         let mut disks = Self { folders: Vec::new() };
         for folder in folders {
-            crate::base::private::make(&folder).map_err(io(folder.display()))?;
+            crate::transport::private::make(&folder).map_err(io(folder.display()))?;
             let mut mount = Command::new("mount");
             mount
                 .args(["-t", "tmpfs", "-o", &format!("size={mib}m,mode=0700"), "starling-chaos"])

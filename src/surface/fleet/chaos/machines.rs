@@ -30,7 +30,7 @@ impl Clocks {
         let clocks = Self { files, shown };
         for (file, clock) in clocks.files.iter().zip(&clocks.shown) {
             if let Some(folder) = file.parent() {
-                crate::base::private::make(folder)?;
+                crate::transport::private::make(folder)?;
             }
             clock.write(file)?;
         }

@@ -162,7 +162,7 @@ impl Folder {
     fn new(given: Option<&Path>) -> Result<Self, FleetError> {
         let path = match given {
             Some(dir) => {
-                crate::base::private::make(dir).map_err(io(dir.display()))?;
+                crate::transport::private::make(dir).map_err(io(dir.display()))?;
                 // Jobs run in folders of their own.
                 dir.canonicalize().map_err(io(dir.display()))?
             }
@@ -210,7 +210,7 @@ async fn perform(
         checkpoints: dir.join("checkpoints"),
         grace: GRACE,
     };
-    crate::base::private::make(&yard.checkpoints).map_err(io(yard.checkpoints.display()))?;
+    crate::transport::private::make(&yard.checkpoints).map_err(io(yard.checkpoints.display()))?;
     let clients: Vec<_> = stage.fleet.peers.iter().map(|p| p.client.clone()).collect();
     let troubles = Arc::new(Troubles::default());
     let say = |text: &str| eprintln!("{:>6.1} s  {text}", begun.elapsed().as_secs_f64());

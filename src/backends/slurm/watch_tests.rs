@@ -1,0 +1,150 @@
+//! What the report says when Slurm's lists are empty, of a Slurm that says what it is told to say.
+
+use std::collections::VecDeque;
+use std::sync::Mutex;
+
+use super::driver::{NativeJob, NativeNode, NativeState, Part, Submission, SubmitError};
+use super::*;
+use crate::backends::hold::open;
+use crate::base::Bytes;
+
+/// Answers, one after another; the last one again and again.
+struct Told<T>(Mutex<VecDeque<Vec<T>>>);
+
+impl<T: Clone> Told<T> {
+    fn new(all: impl IntoIterator<Item = Vec<T>>) -> Self {
+        Self(Mutex::new(all.into_iter().collect()))
+    }
+    fn next(&self) -> Vec<T> {
+        let mut all = open(&self.0);
+        if all.len() > 1 { all.pop_front() } else { all.front().cloned() }.unwrap_or_default()
+    }
+    fn left(&self) -> usize {
+        open(&self.0).len()
+    }
+}
+
+struct Slurm {
+    jobs: Told<NativeJob>,
+    nodes: Told<NativeNode>,
+}
+
+#[async_trait]
+impl Driver for Slurm {
+    fn describe(&self) -> String {
+        "what a test says".into()
+    }
+    async fn jobs(&self) -> Result<Vec<NativeJob>, DriverError> {
+        Ok(self.jobs.next())
+    }
+    async fn job(&self, _: u64) -> Result<Option<NativeJob>, DriverError> {
+        Ok(None)
+    }
+    async fn nodes(&self) -> Result<Vec<NativeNode>, DriverError> {
+        Ok(self.nodes.next())
+    }
+    async fn submit(&self, _: &Submission) -> Result<u64, SubmitError> {
+        Err(SubmitError::Refused("nothing is submitted here".into()))
+    }
+    async fn cancel(&self, _: u64, _: &str) -> Result<(), DriverError> {
+        Ok(())
+    }
+}
+
+fn theirs() -> NativeJob {
+    NativeJob {
+        id: 7,
+        name: "theirs".into(),
+        comment: String::new(),
+        state: NativeState::Active,
+        word: "RUNNING".into(),
+        reason: "None".into(),
+        status: 0,
+        restarts: 0,
+        user: "u".into(),
+        parts: vec![Part { node: "n1".into(), cpus: 2, memory: Bytes::gib(1), gpus: 1 }],
+        partition: "main".into(),
+        gpus_wanted: 1,
+    }
+}
+
+fn node() -> NativeNode {
+    NativeNode {
+        name: "n1".into(),
+        usable: true,
+        state: "IDLE".into(),
+        cpus: 8,
+        memory: Bytes::gib(8),
+        gpus: Some(("h100".into(), 4)),
+        partitions: vec!["main".into()],
+        features: Vec::new(),
+    }
+}
+
+struct Desk {
+    folder: tempfile::TempDir,
+    slurm: Arc<Slurm>,
+    events: mpsc::Receiver<BackendEvent>,
+    backend: SlurmBackend,
+}
+
+impl Desk {
+    async fn new(jobs: Told<NativeJob>, nodes: Told<NativeNode>) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let slurm = Arc::new(Slurm { jobs, nodes });
+        let backend = backend(folder.path(), slurm.clone());
+        backend.discover().await.expect("finds it");
+        let (to, events) = mpsc::channel(64);
+        backend.adopt(to).await.expect("adopts");
+        Self { folder, slurm, events, backend }
+    }
+    /// The next report.
+    async fn report(&mut self) -> ClusterState {
+        loop {
+            let event = tokio::time::timeout(Span::secs(60).to_std(), self.events.recv()).await;
+            if let BackendEvent::Cluster(state) = event.expect("in time").expect("goes on") {
+                return *state;
+            }
+        }
+    }
+}
+
+fn backend(folder: &Path, slurm: Arc<Slurm>) -> SlurmBackend {
+    let program = folder.join("program");
+    std::fs::write(&program, "").expect("writes");
+    let peer = PeerName::new("here").expect("a name");
+    let mut config = SlurmConfig::new(folder.join("shared"), program, peer);
+    config.interval = Span::millis(5);
+    config.listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    config.host = Some("127.0.0.1".into());
+    SlurmBackend::with_driver(config, slurm).expect("a backend")
+}
+
+#[tokio::test]
+async fn an_empty_list_of_jobs_is_believed_when_it_comes_twice() {
+    let jobs = Told::new([vec![theirs()], vec![], vec![theirs()], vec![], vec![theirs()], vec![], vec![]]);
+    let mut desk = Desk::new(jobs, Told::new([vec![node()]])).await;
+    assert_eq!(desk.report().await.others.len(), 1);
+    let then = desk.report().await;
+    assert_eq!(desk.slurm.jobs.left(), 1, "not one of the single empty ones was believed");
+    assert!(then.others.is_empty() && then.closed.is_none(), "{then:?}");
+    desk.backend.shutdown().await;
+}
+
+#[tokio::test]
+async fn an_empty_list_of_nodes_is_unknown_and_not_written_down() {
+    let none = Vec::<NativeNode>::new;
+    // The first answers discovery, the second is the first look.
+    let nodes = Told::new([vec![node()], none(), vec![node()], none(), none()]);
+    let mut desk = Desk::new(Told::new([vec![theirs()]]), nodes).await;
+    let first = desk.report().await;
+    assert_eq!((first.nodes.len(), first.closed), (1, None));
+    let then = desk.report().await;
+    assert_eq!(desk.slurm.nodes.left(), 1, "one alone changes nothing");
+    assert!(then.closed.as_ref().is_some_and(|why| why.starts_with("unknown:")), "{then:?}");
+    desk.backend.shutdown().await;
+    // A peer that is started now takes them as they were.
+    let slurm = Arc::new(Slurm { jobs: Told::new([vec![]]), nodes: Told::new([none()]) });
+    let found = backend(desk.folder.path(), slurm).discover().await.expect("finds what was");
+    assert_eq!(found.nodes, first.nodes);
+}
