@@ -154,9 +154,8 @@ impl World {
                 wrong.push(format!("R1: peer {i} pins {mine:?} for {id}"));
             }
             // One whose time is over may be forgotten a moment after the next has taken its place.
-            let both = |other: &&Row| {
-                other.asked.meets(&row.asked) && wall < other.asked.until.min(row.asked.until)
-            };
+            let both =
+                |other: &&Row| other.asked.meets(&row.asked) && wall < other.asked.until.min(row.asked.until);
             for other in rows[..at].iter().filter(both) {
                 if !mine.is_disjoint(&pins(other)) {
                     wrong.push(format!("R1: peer {i} pins the same GPUs for {id} and {}", other.birth.id()));
