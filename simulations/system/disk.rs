@@ -85,7 +85,8 @@ fn a_store_that_lost_a_part_is_refused_in_words() {
     flipped[12] ^= 1;
     let mut pages = rows.clone();
     pages[4_096..].iter_mut().for_each(|b| *b ^= 0x5a);
-    let cases: [(&str, Option<&[u8]>, &[u8]); 3] =
+    type Case<'a> = (&'a str, Option<&'a [u8]>, &'a [u8]);
+    let cases: [Case<'_>; 3] =
         [("deleted", None, &rows), ("header", Some(&flipped), &rows), ("database", Some(&whole), &pages)];
     for (what, log_bytes, database_bytes) in cases {
         match log_bytes {
