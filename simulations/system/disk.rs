@@ -136,7 +136,10 @@ fn a_full_disk_ends_no_running_job() {
     plan.tables = "[limits]\ndisk_reserve = \"1M\"\n".into();
     let mut peer = PeerProcess::start(&disk.0, plan, None);
     let state = peer.state.clone();
-    let id = submit(&state, "name: runs\nresources: {gpus: 1}\ngrace: 4s\nrun: [sleep, \"600\"]\n");
+    let id = submit(
+        &state,
+        "name: runs\nresources: {gpus: 1}\non_lost_contact: {grace: 4s}\nrun: [sleep, \"600\"]\n",
+    );
     in_state(&state, &id, &["running"]);
     let leases = || {
         let found = fs::read_dir(state.join("contacts")).expect("reads").flatten().map(|e| e.path());

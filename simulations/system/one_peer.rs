@@ -311,11 +311,13 @@ fn slurms_verbs_take_slurms_options() {
 fn a_peer_that_has_a_mesh_does_not_look_for_the_one_it_joined_at() {
     let mut mesh = Mesh::start([Plan::new("alpha")]);
     let peer = mesh.peer_mut("alpha");
+    let token = peer.token();
+    let gone = format!("{}@gone.invalid:7171", token.split('@').next().expect("a token"));
     peer.kill();
-    peer.spawn(Some("stl1-x@gone.invalid:7171"));
+    peer.spawn(Some(&gone));
     peer.wait_up();
     // One that has none yet says what it did not find.
     let new = mesh.folder.path().join("new");
-    let said = cli(&new, &["up", "--listen", "127.0.0.1:0", "--join", "stl1-x@gone.invalid:7171"]);
-    assert!(said.code == 5 && said.err.contains("gone.invalid:7171 is not found"), "{said:?}");
+    let said = cli(&new, &["up", "--listen", "127.0.0.1:0", "--join", &gone]);
+    assert!(said.code == 4 && said.err.contains("gone.invalid:7171 is not found"), "{said:?}");
 }

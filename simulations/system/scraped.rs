@@ -68,6 +68,8 @@ fn a_real_prometheus_scrapes_every_peer_and_has_what_is_shown() {
     let mesh = Mesh::start(["alpha", "beta", "gamma"].map(plan));
     let id = submit(mesh.state("alpha"), "name: a\nresources: {gpus: 1}\nrun: [\"true\"]\n");
     succeeded(mesh.state("alpha"), &id);
+    let runs = submit(mesh.state("alpha"), "name: b\nresources: {gpus: 1}\nrun: [sleep, \"600\"]\n");
+    in_state(mesh.state("alpha"), &runs, &["running"]);
     let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/prometheus");
     let folder = mesh.folder.path();
     let mut config = format!(

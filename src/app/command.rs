@@ -53,6 +53,7 @@ fn code(error: &UpError) -> u8 {
             | OpenError::Identity(IdentityError::Io(..))
             | OpenError::Rows(_) => exit::UP_DISK,
             OpenError::Join(JoinError::NotAToken) => exit::USAGE,
+            OpenError::Lookup(..) => exit::UNREACHABLE,
             OpenError::Join(JoinError::Net(
                 NetError::Timeout(_) | NetError::Lost(_) | NetError::Unreachable(_),
             )) => exit::UNREACHABLE,

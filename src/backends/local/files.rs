@@ -3,7 +3,6 @@
 //! The folder is the only thing that the peer and the guard share, so that either may die and be started
 //! again: every file appears whole (written aside and renamed), and what decides (the claim of the name, the
 //! taken token, the end) is on disk before anyone acts on it.
-// tidy: long because what lies in the folder and how it is written is decided in one place
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
