@@ -159,7 +159,8 @@ impl World {
                 let Some(i) = self.any_peer() else { continue };
                 self.users.tokens += 1;
                 let token = self.users.tokens;
-                let request = ClientRequest::ConfirmLost { job, epoch, by: "op".into() };
+                let request =
+                    ClientRequest::ConfirmLost { job, epoch, cluster: Some(placed.cluster), by: "op".into() };
                 self.fault("confirm-lost");
                 self.input(i, Input::Client { token, request });
             }

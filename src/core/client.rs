@@ -375,8 +375,9 @@ impl Peer {
             ClientRequest::Publish { epoch, uri, .. } => {
                 Task::Job(Change::Publish { checkpoint: Checkpoint { epoch: *epoch, uri: uri.clone() } })
             }
-            ClientRequest::ConfirmLost { epoch, by, .. } => {
-                Task::Job(Change::ConfirmLost { epoch: *epoch, by: by.clone(), at: self.now.wall })
+            ClientRequest::ConfirmLost { epoch, cluster, by, .. } => {
+                let (cluster, by) = (cluster.clone(), by.clone());
+                Task::Job(Change::ConfirmLost { epoch: *epoch, cluster, by, at: self.now.wall })
             }
             ClientRequest::Move { to, by, .. } => Task::Job(Change::Move {
                 intent: MoveIntent { to: to.clone(), by: by.clone(), at: self.now.wall },

@@ -59,6 +59,8 @@ pub enum ClientRequest {
         job: JobId,
         /// Which attempt is meant.
         epoch: Epoch,
+        /// Where it was placed.
+        cluster: Option<PeerName>,
         /// Who says so.
         by: String,
     },

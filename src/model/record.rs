@@ -467,6 +467,8 @@ pub enum Change {
     ConfirmLost {
         /// Which attempt.
         epoch: Epoch,
+        /// Where: a placement that was never chosen may have had the same epoch at another cluster.
+        cluster: Option<PeerName>,
         /// Who says so.
         by: String,
         /// When.
@@ -716,8 +718,12 @@ impl JobRecord {
                 next.checkpoint = Some(checkpoint.clone());
                 next.losses_in_a_row = 0;
             }
-            Change::ConfirmLost { epoch, by, at } => {
+            Change::ConfirmLost { epoch, cluster, by, at } => {
                 self.held(*epoch)?;
+                let elsewhere = |p: &&Placement| cluster.as_ref().is_some_and(|named| *named != p.cluster);
+                if let Some(placed) = self.placement.as_ref().filter(elsewhere) {
+                    return Err(Refused::Placed(placed.cluster.clone(), self.epoch));
+                }
                 next.close(*epoch, Outcome::Lost, None, *at);
                 next.reason = format!("{} (confirmed by {by})", next.reason);
             }

@@ -216,9 +216,20 @@ fn a_home_set_is_one_to_five_members_each_once() {
 
 #[test]
 fn an_operators_word_frees_the_attempt_it_names_and_no_other() {
-    let confirm = |epoch| Change::ConfirmLost { epoch: Epoch(epoch), by: "ann".into(), at: WallTime(5) };
+    let confirm =
+        |epoch| Change::ConfirmLost { epoch: Epoch(epoch), cluster: None, by: "ann".into(), at: WallTime(5) };
     let placed = after(record("{run: x, on_lost_contact: {grace: never}}"), &[place(1)]);
     assert_eq!(placed.apply(&confirm(2)), Err(Refused::Stale(Epoch(2))));
+    // A placement that was never chosen may have had this epoch at another cluster (seed 6022 of `--reserved`).
+    let there = |peer: &str| Change::ConfirmLost {
+        epoch: Epoch(1),
+        cluster: Some(PeerName::new(peer).expect("a name")),
+        by: "ann".into(),
+        at: WallTime(5),
+    };
+    let elsewhere = Err(Refused::Placed(PeerName::new("c").expect("a name"), Epoch(1)));
+    assert_eq!(placed.apply(&there("d")), elsewhere);
+    assert!(placed.apply(&there("c")).is_ok());
     let lost = after(placed, &[confirm(1)]);
     assert_eq!((lost.state, lost.losses, lost.placement.clone()), (JobState::Pending, 1, None));
     assert!(lost.reason.contains("confirmed by ann"), "{}", lost.reason);

@@ -302,8 +302,8 @@ impl PeerHandle for Fake {
                     state: r.state,
                 })
             }
-            ClientRequest::ConfirmLost { job, epoch, by } => {
-                let change = Change::ConfirmLost { epoch, by, at: WallTime(9) };
+            ClientRequest::ConfirmLost { job, epoch, cluster, by } => {
+                let change = Change::ConfirmLost { epoch, cluster, by, at: WallTime(9) };
                 self.try_change(job, change, |r| ClientResponse::Job(Box::new(r.clone())))
             }
             ClientRequest::Move { job, to, by } => {

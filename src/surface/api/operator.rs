@@ -85,7 +85,9 @@ pub async fn confirm_lost(
             )));
         }
     }
-    changed(&api, ClientRequest::ConfirmLost { job, epoch: Epoch(epoch), by: named(caller) }).await
+    // The word is about this very attempt: what a majority holds, not what a single home may have heard.
+    let cluster = record.placement.map(|placement| placement.cluster);
+    changed(&api, ClientRequest::ConfirmLost { job, epoch: Epoch(epoch), cluster, by: named(caller) }).await
 }
 
 /// `POST /v1/jobs/{id}/release`: a held job may run again.

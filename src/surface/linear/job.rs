@@ -270,7 +270,7 @@ pub fn one_change(old: &JobRecord, new: &JobRecord) -> bool {
             tries.push(Change::Close { epoch: new.epoch, outcome, started_at, at, note });
         }
         if let Some((_, by)) = new.reason.strip_suffix(')').and_then(|r| r.rsplit_once(" (confirmed by ")) {
-            tries.push(Change::ConfirmLost { epoch: new.epoch, by: by.to_owned(), at: ended });
+            tries.push(Change::ConfirmLost { epoch: new.epoch, cluster: None, by: by.to_owned(), at: ended });
         }
         if let Some(held) = &old.placement {
             let (contact, incarnation) = (held.contact, held.incarnation);
