@@ -6,7 +6,7 @@ use axum::http::Method;
 use serde_json::json;
 
 use super::harness::*;
-use super::mesh::{Mesh, PeerProcess, Plan};
+use super::mesh::{Mesh, PeerProcess, Plan, SmallDisk};
 
 #[test]
 fn specs_with_mistakes_name_each_of_them() {
@@ -188,30 +188,10 @@ fn a_nearly_full_disk_refuses_new_jobs_and_keeps_what_it_has() {
     succeeded(&state, &submit(&state, "name: again\nrun: [\"true\"]\n"));
 }
 
-/// A small file system of its own, while it lives.
-struct SmallDisk(std::path::PathBuf);
-
-impl SmallDisk {
-    /// None where this user may not mount.
-    fn mount(at: &std::path::Path) -> Option<Self> {
-        fs::create_dir_all(at).expect("a folder");
-        let mut mount = std::process::Command::new("mount");
-        let done = mount.args(["-t", "tmpfs", "-o", "size=16m", "tmpfs"]).arg(at).output();
-        done.is_ok_and(|d| d.status.success()).then(|| Self(at.to_owned()))
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        // Lazily: a process that is being killed may still be in it. Nobody could do more about a failure.
-        let _ = std::process::Command::new("umount").arg("-l").arg(&self.0).output();
-    }
-}
-
 #[test]
 fn a_disk_that_is_really_full_loses_nothing_that_was_answered() {
     let folder = tempfile::tempdir().expect("a folder");
-    let Some(disk) = SmallDisk::mount(&folder.path().join("disk")) else {
+    let Some(disk) = SmallDisk::mount(&folder.path().join("disk"), 16) else {
         eprintln!("not tried: only root may mount a small file system");
         return;
     };

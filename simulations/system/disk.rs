@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use super::harness::*;
-use super::mesh::{Mesh, PeerProcess, Plan};
+use super::mesh::{Mesh, PeerProcess, Plan, SmallDisk};
 
 /// Everything at and below a folder, but what links name.
 fn all(path: &Path, found: &mut Vec<PathBuf>) {
@@ -104,31 +104,11 @@ fn a_store_that_lost_a_part_is_refused_in_words() {
     mesh.peers[0].restart();
 }
 
-/// A small file system of its own, while it lives.
-struct SmallDisk(PathBuf);
-
-impl SmallDisk {
-    /// None where this user may not mount.
-    fn mount(at: &Path) -> Option<Self> {
-        fs::create_dir_all(at).expect("a folder");
-        let mut mount = std::process::Command::new("mount");
-        let done = mount.args(["-t", "tmpfs", "-o", "size=32m", "tmpfs"]).arg(at).output();
-        done.is_ok_and(|d| d.status.success()).then(|| Self(at.to_owned()))
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        // Lazily: a process that is being killed may still be in it. Nobody could do more about a failure.
-        let _ = std::process::Command::new("umount").arg("-l").arg(&self.0).output();
-    }
-}
-
 /// A renewal was a new file, which a full disk refuses: the guards ended every healthy job after its grace.
 #[test]
 fn a_full_disk_ends_no_running_job() {
     let folder = tempfile::tempdir().expect("a folder");
-    let Some(disk) = SmallDisk::mount(&folder.path().join("disk")) else {
+    let Some(disk) = SmallDisk::mount(&folder.path().join("disk"), 32) else {
         eprintln!("not tried: only root may mount a small file system");
         return;
     };

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -274,5 +274,25 @@ impl Mesh {
     /// A state folder by peer name.
     pub fn state(&self, name: &str) -> &Path {
         &self.peer(name).state
+    }
+}
+
+/// A small file system of its own, while it lives.
+pub struct SmallDisk(pub PathBuf);
+
+impl SmallDisk {
+    /// None where this user may not mount.
+    pub fn mount(at: &Path, mebibytes: u32) -> Option<Self> {
+        fs::create_dir_all(at).expect("a folder");
+        let size = format!("size={mebibytes}m");
+        let done = Command::new("mount").args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(at).output();
+        done.is_ok_and(|d| d.status.success()).then(|| Self(at.to_owned()))
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // Lazily: a process that is being killed may still be in it. Nobody could do more about a failure.
+        let _ = Command::new("umount").arg("-l").arg(&self.0).output();
     }
 }
