@@ -155,6 +155,7 @@ impl Sim<'_> {
                 claim_every_max: Span::secs(300),
                 claim_for: Span::secs(900),
                 queue_every: Span::secs(60),
+                places_every: Span::secs(30),
                 sweep_every: Span::secs(600),
                 idle_every: Span::secs(600),
                 idle_every_max: Span::secs(6 * 3_600),

@@ -211,6 +211,7 @@ fn schedule(config: &Config) -> crate::core::schedule::Config {
         preemption: s.preemption,
         notice: s.notice,
         starve_after: s.starve_after,
+        drain_milli: s.drain_milli,
         buffer_milli: s.buffer_milli,
         buffer_priority: s.buffer_priority,
         topologies,

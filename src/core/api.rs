@@ -85,6 +85,8 @@ pub struct Pace {
     pub claim_for: Span,
     /// The queue drops what is over at least this often.
     pub queue_every: Span,
+    /// Places in the queue are made anew at most this often.
+    pub places_every: Span,
     /// A part of the records is swept this often.
     pub sweep_every: Span,
     /// A job that does not change is looked at after this, then ever more seldom,
@@ -106,6 +108,7 @@ impl Default for Pace {
             claim_every_max: Span::secs(20),
             claim_for: Span::secs(60),
             queue_every: Span::secs(1),
+            places_every: Span::secs(1),
             sweep_every: Span::secs(1),
             idle_every: Span::secs(10),
             idle_every_max: Span::secs(300),

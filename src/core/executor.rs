@@ -7,6 +7,7 @@
 // tidy: long because admission, attempts and their ends change the same rows in one step
 
 mod cluster;
+mod elsewhere;
 mod queue;
 mod quota;
 mod rebind;
@@ -165,6 +166,10 @@ pub(super) struct Executor {
     /// The scheduler below takes nothing new; why.
     closed_below: Option<String>,
     pub report_dirty: bool,
+    /// A view came since the queue was told what others hold for whom;
+    pub elsewhere_due: bool,
+    /// and for whom this cluster told last that it holds nodes.
+    kept: Vec<AttemptKey>,
     reported: Option<Instant>,
     /// GPUs of all claims.
     queued_gpus: u64,
@@ -216,6 +221,8 @@ impl Executor {
             strays: BTreeSet::new(),
             done: VecDeque::new(),
             report_dirty: true,
+            elsewhere_due: false,
+            kept: Vec::new(),
             reported: None,
             queued_gpus: 0,
             waiting_below: super::api::Waiting::default(),

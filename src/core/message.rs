@@ -311,6 +311,9 @@ pub struct Prospects {
     /// Or what is reserved for others; empty where that is not why.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reserved: String,
+    /// It is first in line, and nodes are held for jobs that wait longer elsewhere.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub yields: bool,
 }
 
 /// A value inside a positional message whose fields have names: bytes of JSON, bounded.

@@ -275,6 +275,7 @@ impl Peer {
     fn on_view(&mut self, view: Arc<View>) {
         self.ring.update(&view);
         let before = std::mem::replace(&mut self.view, view);
+        self.exec.elsewhere_due = true;
         self.note_away();
         self.confirm_disk();
         self.ask_tenants();

@@ -411,6 +411,41 @@ fn a_gang_is_kept_capacity_for_at_one_of_the_clusters_where_it_waits() {
     }
 }
 
+/// Two clusters, each first in its own queue with a job whose start nobody knows: nodes are held for the one that waits longer, and
+/// small jobs have what is free at the other, until it is its turn.
+#[test]
+fn of_two_first_in_line_at_two_clusters_nodes_are_held_for_the_older() {
+    let mut mesh = Mesh::new(&[("a", 8), ("b", 6)]);
+    let old = mesh.place("a", job(4, 50));
+    mesh.place("b", job(4, 50));
+    let first = mesh.submit("b", job(8, 50));
+    mesh.run(Span::secs(45));
+    let second = mesh.submit("a", job(6, 50));
+    mesh.run(Span::secs(45));
+    let told = |mesh: &Mesh, peer: &str| {
+        let queue = mesh.sites[&name(peer)].told.0.clone().expect("it tells");
+        queue.keeps.iter().map(|k| (k.job, k.gpus, k.models.clone())).collect::<Vec<_>>()
+    };
+    let models = vec!["H100-80G".to_owned()];
+    assert_eq!(told(&mesh, "a"), [(first, 8, models.clone())]);
+    assert!(told(&mesh, "b").is_empty());
+    let small = mesh.submit("a", job(2, 50));
+    mesh.run(Span::secs(25));
+    assert_eq!(mesh.get("a", small).placement.map(|p| p.cluster), Some(name("b")), "nothing is held there");
+    let why = mesh.ask("a", ClientRequest::Why { job: second });
+    assert!(format!("{why:?}").contains("OlderFirst"), "{why:?}");
+    // Its turn comes when the older one has started.
+    mesh.finish(old);
+    mesh.run(Span::secs(25));
+    assert_eq!(mesh.get("b", first).state, JobState::Running);
+    mesh.finish(small);
+    mesh.run(Span::secs(25));
+    assert_eq!(told(&mesh, "b"), [(second, 6, models)]);
+    let late = mesh.submit("a", job(2, 50));
+    mesh.run(Span::secs(25));
+    assert_ne!(mesh.get("a", late).state, JobState::Running, "kept for the one that waits");
+}
+
 /// Peers of the version before read the plain claim only: everything works, without tokens.
 #[test]
 fn beside_peers_of_the_version_before_plain_claims_are_sent() {

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::base::{Bytes, ContactId, Home, Instant, JobId, MilliCpu, PeerName, Span, StoreId, WallTime};
+use crate::base::{
+    Bytes, ContactId, Epoch, Home, Instant, JobId, MilliCpu, PeerName, Span, StoreId, WallTime,
+};
 
 /// One node, or several alike.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -205,6 +207,26 @@ pub struct QueueReport {
     /// and how many more there are.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub reserved_more: u32,
+    /// Jobs for which nodes are held until they are free, without a known end.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub keeps: Vec<KeepReport>,
+}
+
+/// Nodes are held for a job: for whom. A cluster that would do so for a younger one does not, beyond a small part of the mesh.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeepReport {
+    /// Whose.
+    pub job: JobId,
+    /// For its attempt of this epoch.
+    pub epoch: Epoch,
+    /// Its priority.
+    pub priority: u8,
+    /// Since when it waits.
+    pub since: WallTime,
+    /// GPUs that it asks for,
+    pub gpus: u64,
+    /// of these models.
+    pub models: Vec<String>,
 }
 
 /// What a cluster keeps for a reservation.

@@ -262,6 +262,7 @@ mod tests {
                     victims: Some(2),
                     waits: String::new(),
                     reserved: String::new(),
+                    yields: false,
                 },
             },
         ]

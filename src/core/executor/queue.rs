@@ -9,9 +9,7 @@ use crate::model::report::{Liveness, QueueReport};
 const REPORT_EVERY: Span = Span::millis(50);
 /// A place in the queue is counted no further than this,
 const PLACE_MAX: usize = 1_000;
-/// and made anew this often, where the queue has changed,
-const PLACES_EVERY: Span = Span::secs(1);
-/// or else after this, as usage decays;
+/// and, where the queue has not changed, made anew after this, as usage decays;
 const PLACES_FOR: Span = Span::secs(30);
 /// A new claim's price is found at most this often;
 const PRICED_EVERY: Span = Span::millis(20);
@@ -141,6 +139,7 @@ impl Peer {
             prospects.waits =
                 format!("{kept} GPUs are kept free for jobs that ran before and priority {priority}");
         }
+        prospects.yields = self.exec.sched.yields(&AttemptKey { job, epoch });
         prospects.reserved = self.reserved_against(&AttemptKey { job, epoch });
         let message = match self.speaks_terms(&to) {
             true => Message::ClaimStateWith { job, epoch, ahead, refused: None, prospects },
@@ -162,7 +161,8 @@ impl Peer {
     /// the whole queue, and claims are repeated all the time: a long queue in which nothing happens must cost nothing.
     fn make_places(&mut self) {
         let (now, changes) = (self.now.mono, self.exec.sched.changes());
-        let hold = |(at, of)| now.since(at) < if of == changes { PLACES_FOR } else { PLACES_EVERY };
+        let every = self.cfg.pace.places_every;
+        let hold = |(at, of)| now.since(at) < if of == changes { PLACES_FOR.max(every) } else { every };
         if self.exec.places_of.is_some_and(hold) {
             return;
         }
@@ -271,6 +271,7 @@ impl Peer {
         }
         let now = self.now.mono;
         self.note_standings();
+        self.note_elsewhere();
         self.ready_promises();
         let limits = self.quota_room();
         let held = std::cell::RefCell::new(Vec::new());
@@ -293,6 +294,7 @@ impl Peer {
             None => sched.decide(now, &may),
         };
         let held = held.into_inner();
+        self.note_keeps();
         self.quota_holds(&limits, &held, one.is_none());
         let decisions = if limits.0.is_empty() { decisions } else { self.quota_trim(&limits, decisions) };
         for decision in decisions {
@@ -395,6 +397,7 @@ impl Peer {
         let (kept, priority) = sched.buffer();
         (queue.gpus_buffer, queue.buffer_priority) = (kept, if kept > 0 { priority } else { 0 });
         self.report_reserved(&mut queue);
+        self.report_keeps(&mut queue);
         let contact = self.contact_report();
         let due = self
             .exec

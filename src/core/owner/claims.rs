@@ -333,6 +333,7 @@ impl Peer {
                     // There may be room, and the tenant may not have it.
                     row.fits_now &= waits.is_none();
                     row.reasons.extend(waits.map(|why| Reason::Quota { text: why.clone(), passing: true }));
+                    row.reasons.extend(laid.prospects.yields.then_some(Reason::OlderFirst));
                     let reserved = &laid.prospects.reserved;
                     if !reserved.is_empty() {
                         row.fits_now = false;

@@ -127,6 +127,8 @@ pub enum Reason {
         /// In words and numbers.
         text: String,
     },
+    /// It is first in line there, and no nodes are held for it, since they are held for jobs that wait longer elsewhere.
+    OlderFirst,
     /// Nothing (or not this part) was heard of it yet.
     NotReported {
         /// `it`, `capacity`, `queue`.
@@ -247,6 +249,7 @@ impl Reason {
             Self::CpusBusy { .. } => "cpus-busy",
             Self::MemoryBusy { .. } => "memory-busy",
             Self::Refused { .. } => "refused",
+            Self::OlderFirst => "older-first",
             Self::RestsAfter { .. } => "rests",
             Self::ClaimStands { .. } => "claim",
         }
@@ -381,6 +384,9 @@ impl fmt::Display for Reason {
             Self::RestsAfter { strikes, left } => {
                 write!(f, "refused or lost {strikes} in a row: asked last for {left} more")
             }
+            Self::OlderFirst => f.write_str(
+                "it is first in line; nodes are held for jobs that wait longer, at other clusters, first",
+            ),
             Self::ClaimStands { ahead: Some(n) } => write!(f, "a claim stands there, {n} ahead of it"),
             Self::ClaimStands { ahead: None } => f.write_str("a claim was sent there, no answer yet"),
         }

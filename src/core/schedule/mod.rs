@@ -12,6 +12,7 @@
 //! | `preempt` | victims |
 //! | `promised` | capacity that is promised to a tenant for a time |
 //! | `outlook` | places and start estimates |
+//! | `elsewhere` | what other clusters keep for whom |
 //!
 //! **Bounds.** One pass looks at `depth` requests and tries each kind of request that does not fit once; joining costs one
 //! try. A try looks at the nodes that have enough whole GPUs. At most `RESERVATIONS_MAX` requests, of disjoint GPU models,
@@ -20,6 +21,9 @@
 // tidy: long because one pass decides over one state: what waits, what runs and what is held
 
 pub mod backfill;
+pub mod elsewhere;
+#[cfg(test)]
+mod elsewhere_tests;
 pub mod fair;
 pub mod nodes;
 pub mod order;
@@ -32,6 +36,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 
 use self::backfill::{Kept, Reservation, reserve};
+use self::elsewhere::{Elsewhere, Since};
 use self::fair::{Accounts, Tenant};
 use self::nodes::{Choice, Fit, Mix, fit};
 use self::order::Queue;
@@ -68,6 +73,9 @@ pub struct Config {
     pub notice: Span,
     /// A request whose start cannot be known has its nodes held after this long.
     pub starve_after: Span,
+    /// Of the mesh's GPUs so many thousandths may be kept at once for jobs whose start cannot be known; the oldest of
+    /// these is not counted.
+    pub drain_milli: u32,
     /// Of all GPUs so many thousandths are kept free for what comes back from elsewhere and for urgent requests:
     pub buffer_milli: u32,
     /// those of at least this priority.
@@ -86,6 +94,7 @@ impl Default for Config {
             preemption: true,
             notice: Span::secs(30),
             starve_after: Span::secs(30),
+            drain_milli: 50,
             buffer_milli: 0,
             buffer_priority: 75,
             depth: 512,
@@ -119,6 +128,10 @@ pub struct Request {
 }
 
 impl Request {
+    /// GPUs of all ranks, each that it has a part of.
+    pub fn gpus(&self) -> u64 {
+        u64::from(self.need.gpus).saturating_mul(self.ranks.into())
+    }
     /// Thousandths of GPUs of all ranks.
     fn milli(&self) -> u64 {
         let each = u64::from(self.need.gpus) * u64::from(self.need.milli);
@@ -234,6 +247,9 @@ pub struct Scheduler<K> {
     /// Ranks that wait, by kind.
     queued_needs: BTreeMap<Need, u64>,
     promised: Promised,
+    elsewhere: Elsewhere<K>,
+    kept: Since<K>,
+    yielding: BTreeSet<K>,
     /// Counts what may give another place or start to somebody who waits.
     changes: u64,
 }
@@ -260,6 +276,9 @@ impl<K: Copy + Ord> Scheduler<K> {
             misses: BTreeMap::new(),
             queued_needs: BTreeMap::new(),
             promised: Promised::default(),
+            elsewhere: Elsewhere::default(),
+            kept: Since::new(),
+            yielding: BTreeSet::new(),
             changes: 0,
         }
     }
@@ -576,6 +595,7 @@ impl<K: Copy + Ord> Scheduler<K> {
         let order: Vec<K> = self.in_order(now).take(looked_at).filter(|k| may(k)).take(depth).collect();
         let mut pass = Pass { now, ..Pass::default() };
         self.reservations.clear();
+        self.yielding.clear();
         self.note_idle(now);
         for key in self.entitled(now, may) {
             self.grant_inside(key, &mut pass);
@@ -583,6 +603,7 @@ impl<K: Copy + Ord> Scheduler<K> {
         for key in order {
             self.consider(key, &mut pass);
         }
+        self.note_keeps(now);
         pass.out
     }
 
@@ -753,7 +774,14 @@ impl<K: Copy + Ord> Scheduler<K> {
         }
         if let Some(mut reservation) = found {
             let starves = self.waited(request, now);
-            reservation.binding |= starves || self.pinned.contains_key(&key);
+            let pinned = self.pinned.contains_key(&key);
+            reservation.binding |= starves || pinned;
+            if reservation.at.is_none() && starves && !pinned && !self.may_keep(&key, request) {
+                // As if it were lean: its place is taken, and nothing is kept for it.
+                self.yielding.insert(key);
+                pass.lean.push(request.need.clone());
+                return;
+            }
             self.reservations.push(reservation);
         }
     }

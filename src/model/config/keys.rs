@@ -74,6 +74,7 @@ pub(super) const SCHEDULE: &[Key] = &[
     key("preemption"),
     key("notice"),
     key("starve_after"),
+    key("drain_ratio"),
     key("buffer_ratio"),
     key("buffer_priority"),
 ];

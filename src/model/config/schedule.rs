@@ -34,6 +34,9 @@ pub struct ScheduleConfig {
     pub notice: Span,
     /// The first in line has its nodes held after this long, where its start cannot be known, 0 s to 1 day. Default 30 s.
     pub starve_after: Span,
+    /// Part of the mesh's GPUs that may be held at once for jobs whose start cannot be known, beside the oldest of them,
+    /// thousandths, 0 to 1. Default 0.05.
+    pub drain_milli: u32,
     /// Part of the GPUs that is kept free for jobs that were lost elsewhere and for urgent ones, thousandths, 0 to 0.5.
     /// Default 0.
     pub buffer_milli: u32,
@@ -49,6 +52,7 @@ impl Default for ScheduleConfig {
             preemption: true,
             notice: Span::secs(30),
             starve_after: Span::secs(30),
+            drain_milli: 50,
             buffer_milli: 0,
             buffer_priority: 75,
         }
@@ -67,6 +71,9 @@ pub(super) fn read(config: &mut ScheduleConfig, mut t: Fields, m: &mut Mistakes)
     between("starve_after", Span::ZERO, day, &mut config.starve_after, m);
     if let Some(on) = t.take("preemption", m).and_then(|f| f.flag(m)) {
         config.preemption = on;
+    }
+    if let Some(part) = t.take("drain_ratio", m).and_then(|f| f.milli(m, 0..=1_000)) {
+        config.drain_milli = u32::try_from(part).unwrap_or(0);
     }
     if let Some(part) = t.take("buffer_ratio", m).and_then(|f| f.milli(m, 0..=500)) {
         config.buffer_milli = u32::try_from(part).unwrap_or(0);
@@ -94,6 +101,7 @@ pub(super) fn write(config: &ScheduleConfig) -> Table {
         ("preemption".to_owned(), Value::Boolean(config.preemption)),
         ("notice".to_owned(), text(config.notice)),
         ("starve_after".to_owned(), text(config.starve_after)),
+        ("drain_ratio".to_owned(), Value::Float(f64::from(config.drain_milli) / 1e3)),
         ("buffer_ratio".to_owned(), Value::Float(f64::from(config.buffer_milli) / 1e3)),
         ("buffer_priority".to_owned(), Value::Integer(config.buffer_priority.into())),
         ("weights".to_owned(), Value::Table(weights)),

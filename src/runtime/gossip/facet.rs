@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use crate::base::{MeshId, PeerName, WallTime};
 use crate::model::alert::AlertsReport;
 use crate::model::report::{
-    BuildReport, CapacityReport, ContactReport, HealthReport, Inventory, LinkSample, QueueReport,
+    BuildReport, CapacityReport, ContactReport, HealthReport, Inventory, KeepReport, LinkSample, QueueReport,
     ReservedReport,
 };
 use crate::transport::PublicKey;
@@ -254,12 +254,21 @@ fn check_queue(q: &QueueReport) -> Result<(), String> {
     at_most("gpus_buffer", q.gpus_buffer.into(), q.gpus_total.values().map(|n| u64::from(*n)).sum())?;
     at_most("reserved", q.reserved.len() as u64, 64)?;
     q.reserved.iter().try_for_each(check_reserved)?;
+    at_most("keeps", q.keeps.len() as u64, 16)?;
+    q.keeps.iter().try_for_each(check_keep)?;
     at_most("cpus_free", q.cpus_free.0, 1_000 * COUNT_MAX)?;
     at_most("memory_free", q.memory_free.0, 1 << 60)?;
     at_most("running", q.running.into(), COUNT_MAX)?;
     at_most("queued", q.queued.into(), COUNT_MAX)?;
     at_most("queued_gpus", q.queued_gpus, 1_000 * COUNT_MAX)?;
     plain("closed", q.closed.as_deref().unwrap_or(""))
+}
+
+fn check_keep(k: &KeepReport) -> Result<(), String> {
+    at_most("priority", k.priority.into(), 100)?;
+    at_most("GPUs kept", k.gpus, COUNT_MAX)?;
+    at_most("GPU models", k.models.len() as u64, 64)?;
+    k.models.iter().try_for_each(|model| plain("gpu model", model))
 }
 
 fn check_reserved(r: &ReservedReport) -> Result<(), String> {

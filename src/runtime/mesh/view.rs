@@ -150,6 +150,7 @@ impl Picture {
                     gpus_left: old.gpus_left,
                     reserved: old.reserved,
                     reserved_more: old.reserved_more,
+                    keeps: old.keeps,
                     ..queue.clone()
                 });
                 if facet.write().is_err() {
