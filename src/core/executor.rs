@@ -149,6 +149,33 @@ struct Granted {
     until: Instant,
 }
 
+/// Attempts remembered as closed.
+const DONE_MAX: usize = 4_096;
+
+/// The last that were closed. Every claim asks for its own.
+#[derive(Debug, Default)]
+struct Done {
+    order: VecDeque<AttemptKey>,
+    keys: BTreeSet<AttemptKey>,
+}
+
+impl Done {
+    fn note(&mut self, key: AttemptKey) {
+        if !self.keys.insert(key) {
+            return;
+        }
+        self.order.push_back(key);
+        if self.order.len() > DONE_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.keys.remove(&oldest);
+        }
+    }
+    fn contains(&self, key: &AttemptKey) -> bool {
+        self.keys.contains(key)
+    }
+}
+
 /// All that this cluster holds. What waits and what holds capacity, grants and attempts, is also in the scheduler.
 pub(super) struct Executor {
     sched: Scheduler<AttemptKey>,
@@ -162,7 +189,7 @@ pub(super) struct Executor {
     /// nobody knows what is free here, and their epochs are not to be answered for.
     strays: BTreeSet<AttemptKey>,
     /// Closed lately, so that a late read cannot start one again within this run.
-    done: VecDeque<AttemptKey>,
+    done: Done,
     /// The scheduler below takes nothing new; why.
     closed_below: Option<String>,
     pub report_dirty: bool,
@@ -219,7 +246,7 @@ impl Executor {
             grants: BTreeMap::new(),
             looking: BTreeSet::new(),
             strays: BTreeSet::new(),
-            done: VecDeque::new(),
+            done: Done::default(),
             report_dirty: true,
             elsewhere_due: false,
             kept: Vec::new(),
@@ -854,10 +881,7 @@ impl Peer {
     /// The record knows its end: nothing of it is needed here.
     fn drop_attempt(&mut self, key: AttemptKey) {
         self.exec.attempts.remove(&key);
-        self.exec.done.push_back(key);
-        if self.exec.done.len() > 4096 {
-            self.exec.done.pop_front();
-        }
+        self.exec.done.note(key);
         self.write(Write { table: Table::Attempts, key: row_key(&key), value: None });
         self.backend(BackendCommand::Forget { key });
     }

@@ -259,3 +259,20 @@ fn an_admission_is_held_against_its_own_nodes() {
     peer.watch_admit(key, &[NodeShare { node: 3, gpus: vec![1] }]);
     assert_eq!(peer.counters().get("invariant_I6_violated"), Some(&1));
 }
+
+#[test]
+fn the_last_that_were_closed_are_remembered_and_no_more() {
+    let key = |n: u64| AttemptKey { job: JobId([3; 20]), epoch: Epoch(n) };
+    let mut done = Done::default();
+    for n in 0..DONE_MAX as u64 {
+        done.note(key(n));
+        done.note(key(0));
+    }
+    assert!(
+        done.contains(&key(0)) && done.contains(&key(DONE_MAX as u64 - 1)),
+        "one that is told twice is one"
+    );
+    done.note(key(DONE_MAX as u64));
+    assert!(!done.contains(&key(0)) && done.contains(&key(1)));
+    assert_eq!((done.order.len(), done.keys.len()), (DONE_MAX, DONE_MAX));
+}

@@ -10,7 +10,7 @@ use super::{Request, Scheduler};
 use crate::base::{Instant, Span};
 
 /// What is kept longer than this no longer counts against others: it may never come.
-const COUNTS_FOR: Span = Span::secs(48 * 3_600);
+const COUNTS_FOR: Span = Span::secs(72 * 3_600);
 
 /// What one cluster keeps.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -87,8 +87,8 @@ fn what_is_held_for_very_long_no_longer_counts_against_others() {
     let mut s = full(Config::default());
     assert_eq!(held(&mut s, 200), [10]);
     let hour = 3_600;
-    assert_eq!(held(&mut s, 200 + 48 * hour - 1), [10]);
-    assert!(held(&mut s, 200 + 48 * hour).is_empty(), "not told any more");
+    assert_eq!(held(&mut s, 200 + 72 * hour - 1), [10]);
+    assert!(held(&mut s, 200 + 72 * hour).is_empty(), "not told any more");
     assert!(s.reservations().iter().any(|r| r.key == 10 && r.binding), "and held on");
 }
 
