@@ -10,7 +10,8 @@ use crate::base::{BoundedVec, Epoch, Home, WallTime};
 use crate::core::api::Candidate;
 use crate::core::placement::{Ask, Pick, Reason};
 use crate::model::Outcome;
-use crate::model::spec::Run;
+use crate::model::gpu;
+use crate::model::spec::{JobSpec, Run};
 
 /// A cluster that refused a job is not asked for it again for this long.
 const REFUSED_FOR: Span = Span::secs(10);
@@ -176,8 +177,21 @@ impl Peer {
         wanted
     }
 
+    /// How many GPUs that would do each of these clusters has in all.
+    fn sizes(&self, spec: &JobSpec, clusters: &[PeerName]) -> BTreeMap<PeerName, u64> {
+        let wanted = &spec.resources.gpu;
+        let does = |model: &str| wanted.is_empty() || wanted.iter().any(|w| gpu::matches(w, model));
+        let of = |cluster: &PeerName| {
+            let queue = self.view.members.get(cluster)?.report.as_ref()?.queue.as_ref()?;
+            let gpus = queue.gpus_total.iter().filter(|(model, _)| does(model));
+            Some((cluster.clone(), gpus.map(|(_, n)| u64::from(*n)).sum()))
+        };
+        clusters.iter().filter_map(of).collect()
+    }
+
     pub(super) fn lay_claims(&mut self, job: JobId, record: &JobRecord, epoch: Epoch, wanted: &[PeerName]) {
         let (now, every_max) = (self.now.mono, self.cfg.pace.claim_every_max);
+        let sizes = if wanted.len() > 1 { self.sizes(&record.spec, wanted) } else { BTreeMap::new() };
         let Some(driven) = self.owner.jobs.get_mut(&job) else { return };
         let dropped: Vec<PeerName> = driven
             .claims
@@ -188,7 +202,7 @@ impl Peer {
         driven.claims.retain(|c, l| wanted.contains(c) || l.refused.is_some());
         driven.offers.retain(|c, _| wanted.contains(c));
         firm::give_token(driven, now);
-        let firm = firm::choose(driven, wanted);
+        let firm = firm::choose(driven, wanted, &sizes, self.now.wall);
         let token = driven.token.as_ref().map(|(cluster, _)| cluster.clone());
         let (mut lay, mut silent) = (Vec::new(), Vec::new());
         for cluster in wanted {
