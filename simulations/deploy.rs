@@ -274,3 +274,45 @@ fn the_kubernetes_peer_is_the_image_s() {
     let grace = pod["terminationGracePeriodSeconds"].as_u64().expect("seconds");
     assert!(grace * 1_000_000 > config.shutdown.deadline.0, "{grace} s");
 }
+
+/// The replay's stage refuses a report without its times and shares, or with figures that cannot be.
+#[test]
+fn the_replay_stage_looks_at_times_and_shares() {
+    let script = read("deploy/test");
+    let function = |name: &str| {
+        let begin = script.find(&format!("\n{name}() {{")).unwrap_or_else(|| panic!("no function {name}"));
+        let rest = &script[begin..];
+        let end = rest.find("\n}\n").map(|at| at + 3);
+        let line = rest[1..].find('\n').map_or(rest.len(), |at| at + 1);
+        if rest[..line].trim_end().ends_with('}') {
+            rest[..line].to_owned()
+        } else {
+            rest[..end.expect("its end")].to_owned()
+        }
+    };
+    let functions = ["fail", "number", "replay_times"].map(function).concat();
+    let good = r#"{"submitted":60,"clusters":3,"wait_s_mean":12.5,"completion_s_mean":90.0,"utilisation":{"c1":0.25,"c2":0.0,"c3":1e-3},"rows":0}"#;
+    let holds = |out: &str| {
+        let text = format!("set -euo pipefail{functions}\nreplay_times \"$1\" c1 c2 c3\n");
+        let done =
+            std::process::Command::new("bash").args(["-c", &text, "bash", out]).output().expect("bash");
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert!(
+            done.status.success() || said.contains("wanted") || said.contains("no utilisation"),
+            "{done:?}"
+        );
+        done.status.success()
+    };
+    assert!(holds(good));
+    for (from, to) in [
+        ("\"wait_s_mean\":12.5,", ""),
+        ("\"completion_s_mean\":90.0,", ""),
+        ("12.5", "-1"),
+        ("90.0", "12.0"),
+        ("\"c3\":1e-3", "\"c4\":1e-3"),
+        ("0.25", "1.5"),
+        ("\"c1\":0.25,\"c2\":0.0,\"c3\":1e-3", "\"c1\":0,\"c2\":0,\"c3\":0"),
+    ] {
+        assert!(good.contains(from) && !holds(&good.replace(from, to)), "{from} -> {to}");
+    }
+}

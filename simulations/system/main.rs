@@ -5,7 +5,9 @@
 mod alerts;
 mod bad_input;
 mod bring;
+mod conforms;
 mod disk;
+mod documented;
 mod faults;
 mod groups;
 mod harness;
@@ -18,6 +20,7 @@ mod peer_image;
 mod podman;
 mod preempt;
 mod relay;
+mod remote;
 mod reserve;
 mod scraped;
 mod seeing;

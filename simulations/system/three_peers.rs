@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::harness::*;
-use super::mesh::Mesh;
+use super::mesh::{Mesh, PeerProcess};
 
 #[test]
 fn a_job_is_run_read_and_ended_through_different_peers() {
@@ -109,4 +109,29 @@ fn a_drained_cluster_hands_back_and_takes_again() {
     cli(&other.state, &["undrain", &first]).ok();
     let job = succeeded(a, &waits);
     assert_eq!(job["attempts"][0]["cluster"], json!(first), "{job:#}");
+}
+
+/// One that is told to stop says so: the others take it for gone at once. Of one that only falls silent they are in doubt
+/// for many seconds first.
+#[test]
+fn a_peer_that_stops_says_goodbye() {
+    /// What a peer takes it for once it is not alive any more.
+    fn next(peer: &PeerProcess) -> String {
+        until("it is seen to be away", || match peer.sees("gamma")?.as_str() {
+            "alive" => Err("alive".into()),
+            other => Ok(other.to_owned()),
+        })
+    }
+    let mut mesh = Mesh::three();
+    assert!(mesh.peer_mut("gamma").terminate().success());
+    for name in ["alpha", "beta"] {
+        assert_eq!(next(mesh.peer(name)), "lost", "{name}");
+    }
+    // It comes back to where it was.
+    mesh.peer_mut("gamma").restart();
+    mesh.agree();
+    mesh.peer_mut("gamma").kill();
+    for name in ["alpha", "beta"] {
+        assert_eq!(next(mesh.peer(name)), "suspect", "{name}");
+    }
 }

@@ -110,8 +110,8 @@ async fn once(
         running.api.map(|a| format!(", {a}")).unwrap_or_default()
     );
     if let Some(address) = running.api {
-        let scheme = if address.ip().is_loopback() { "http" } else { "https" };
-        eprintln!("  page     {scheme}://{address}/   (`starling page` prints it with its token)");
+        let link = crate::surface::cli::page_link(&address.to_string(), "localhost", None);
+        eprintln!("  page     {link}   (`starling page` prints it with its token)");
     }
     eprintln!("  next     starling clusters   |   starling token create   |   starling submit FILE");
     let core = running.node.core().clone();

@@ -1,5 +1,6 @@
 //! Collections with a stated limit, where being full is an ordinary answer.
 
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// The collection holds as much as it may; the item was not taken.
@@ -62,6 +63,17 @@ impl<T: Serialize, const N: usize> Serialize for BoundedVec<T, N> {
 impl<'de, T: Deserialize<'de>, const N: usize> Deserialize<'de> for BoundedVec<T, N> {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
         Self::try_from(Vec::deserialize(d)?).map_err(serde::de::Error::custom)
+    }
+}
+impl<T: JsonSchema, const N: usize> JsonSchema for BoundedVec<T, N> {
+    fn inline_schema() -> bool {
+        true
+    }
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        format!("UpTo{N}Of{}", T::schema_name()).into()
+    }
+    fn json_schema(schemas: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "array", "items": schemas.subschema_for::<T>(), "maxItems": N })
     }
 }
 

@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use data_encoding::{BASE32_NOPAD, HEXLOWER};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Why a text is not an identifier. Nothing changed; give another text.
@@ -81,6 +82,18 @@ impl<'de> Deserialize<'de> for PeerName {
         Self::new(&String::deserialize(d)?).map_err(serde::de::Error::custom)
     }
 }
+impl JsonSchema for PeerName {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "PeerName".into()
+    }
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "type": "string",
+            "description": "a peer, and so the one cluster that it fronts: 1 to 63 of a-z, 0-9 and '-'",
+            "maxLength": Self::LEN_MAX,
+        })
+    }
+}
 
 /// Writes a fixed-size byte identifier with its text form (used for JSON) and its raw form (wire).
 macro_rules! byte_id {
@@ -139,6 +152,18 @@ macro_rules! byte_id {
                 } else {
                     <[u8; $len]>::deserialize(d).map(Self)
                 }
+            }
+        }
+        impl JsonSchema for $name {
+            fn schema_name() -> std::borrow::Cow<'static, str> {
+                stringify!($name).into()
+            }
+            fn json_schema(_: &mut SchemaGenerator) -> Schema {
+                let encode: fn(&[u8]) -> String = $encode;
+                let length = encode(&[0; $len]).len();
+                json_schema!({
+                    "type": "string", "description": $what, "minLength": length, "maxLength": length,
+                })
             }
         }
     };
@@ -233,7 +258,9 @@ impl KeyId {
 }
 
 /// The number of one execution of a job, and its fencing token: 0 means never placed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(transparent)]
 pub struct Epoch(pub u64);
 
@@ -250,7 +277,7 @@ impl fmt::Display for Epoch {
 }
 
 /// One member of a home set: a peer *and* the disk it held the record on.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub struct Home {
     /// The peer.
     pub peer: PeerName,

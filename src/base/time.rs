@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ops::{Add, AddAssign, Sub};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Microseconds on a clock that only moves forward and counts through suspend
@@ -12,12 +13,14 @@ use serde::{Deserialize, Serialize};
 pub struct Instant(pub u64);
 
 /// A length of time in microseconds.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct Span(pub u64);
 
 /// Milliseconds since 1970 UTC, for people and logs; no decision depends on it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(transparent)]
 pub struct WallTime(pub u64);
 

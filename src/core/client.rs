@@ -522,20 +522,62 @@ fn summarize(clusters: &[Candidate]) -> String {
         (Some(first), 0, 0) => {
             format!("fits nowhere; nearest is {}: {}", first.cluster, first.words())
         }
+        (Some(first), 0, 1) => {
+            format!("one cluster could run it, {}, and not now: {}", first.cluster, first.words())
+        }
         (Some(first), 0, n) => format!(
             "{n} clusters could run it, none now; first in line is {}: {}",
             first.cluster,
             first.words()
         ),
+        (Some(first), 1, _) if first.fits_now => format!("one cluster could start it now: {}", first.cluster),
         (Some(first), n, _) if first.fits_now => {
             format!("{n} clusters could start it now, best is {}", first.cluster)
         }
         (Some(first), n, _) => {
             let wait = first.estimate.as_ref().map_or(Span::ZERO, |e| e.start);
-            format!(
-                "best is {}, in about {wait}; {n} clusters could start it now and are worse by its policy",
-                first.cluster
-            )
+            let others = if n == 1 {
+                "one cluster could start it now and is".to_owned()
+            } else {
+                format!("{n} clusters could start it now and are")
+            };
+            format!("best is {}, in about {wait}; {others} worse by its policy", first.cluster)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One cluster is one cluster, and many are many.
+    #[test]
+    fn a_summary_counts_as_people_do() {
+        let row = |name: &str, fits_ever, fits_now| Candidate {
+            cluster: PeerName::new(name).expect("a name"),
+            fits_ever,
+            fits_now,
+            reasons: Vec::new(),
+            score: None,
+            terms: Default::default(),
+            estimate: None,
+            claim: None,
+            report_age: None,
+        };
+        let (now, later, never) = (("a", true, true), ("b", true, false), ("c", false, false));
+        for (rows, many) in [
+            (vec![now, never], None),
+            (vec![later, never], None),
+            (vec![later, now], None),
+            (vec![now, ("d", true, true)], Some("2 clusters could start it now, best is a")),
+            (vec![later, ("d", true, false)], Some("2 clusters could run it, none now")),
+            (vec![later, now, ("d", true, true)], Some("2 clusters could start it now and are worse")),
+        ] {
+            let text = summarize(&rows.into_iter().map(|(n, e, f)| row(n, e, f)).collect::<Vec<_>>());
+            match many {
+                None => assert!(text.contains("one cluster could") && !text.contains("clusters"), "{text}"),
+                Some(many) => assert!(text.contains(many), "{text}"),
+            }
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::durations::Durations;
@@ -309,7 +310,7 @@ impl Candidate {
 }
 
 /// A peer's insides, for the surface and tests.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct InspectReport {
     /// Attempts that this cluster has not closed.
     pub attempts: Vec<AttemptView>,
@@ -332,7 +333,7 @@ pub struct InspectReport {
 }
 
 /// An attempt at this cluster.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AttemptView {
     /// Which job.
     pub job: JobId,
@@ -354,7 +355,7 @@ pub struct AttemptView {
 }
 
 /// A claim in this cluster's queue.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ClaimView {
     /// Which job.
     pub job: JobId,

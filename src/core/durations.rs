@@ -1,5 +1,6 @@
 //! How long something took, counted without a clock of its own and in bounded space.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::base::Span;
@@ -8,7 +9,7 @@ use crate::base::Span;
 pub const BOUNDS_MS: [u64; 12] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2_048, 8_192];
 
 /// A histogram.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Durations {
     /// How many took at most as long as each bound.
     pub at_most: [u64; BOUNDS_MS.len()],

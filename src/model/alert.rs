@@ -4,12 +4,13 @@
 //! by every peer that hears them, the newer one in the place of the older, so that the loss of one peer forgets neither.
 
 use ring::digest;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::base::{IncidentId, Span, WallTime};
 
 /// What can be wrong. The text of each is stable: in the configuration, the API and the log.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum AlertKind {
     /// A peer reaches no other.
@@ -149,7 +150,7 @@ impl AlertKind {
 }
 
 /// How much it matters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
     /// Worth knowing.
@@ -176,7 +177,7 @@ impl Severity {
 }
 
 /// One thing that is wrong.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Alert {
     /// What kind.
     pub kind: AlertKind,

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use ring::digest;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::record::{Birth, JobRecord, JobState, Refused};
@@ -24,7 +25,7 @@ pub const RANGES_MAX: usize = 64;
 pub const AFTER_MAX: usize = 32;
 
 /// Indices `from`, `from + step`, … up to `to`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Range {
     /// The first.
     pub from: u32,
@@ -41,7 +42,7 @@ impl Range {
 }
 
 /// Which indices an array has, and how many of its jobs may be unfinished at a time.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ArraySpec {
     /// Without overlap.
     pub ranges: Vec<Range>,
@@ -157,7 +158,7 @@ impl std::fmt::Display for ArraySpec {
 }
 
 /// How a job must have ended for another to start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum On {
     /// As succeeded.
@@ -188,7 +189,7 @@ impl On {
 }
 
 /// A job that another waits for. Its birth is known, so it exists: there are no cycles.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct After {
     /// Certifies the id and says who holds it.
     pub birth: Birth,
@@ -218,7 +219,7 @@ impl From<JobState> for End {
 }
 
 /// How far an array has come.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct ArrayState {
     /// Jobs of a rank below this have records, or get them now.
     pub opened: u32,
@@ -260,7 +261,7 @@ impl ArrayState {
 }
 
 /// Of which array a job is part.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ArrayOf {
     /// The array's id.
     pub parent: JobId,

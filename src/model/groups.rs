@@ -10,6 +10,7 @@
 //!   not begun, may not begin any more.
 //! - The next epoch is placed only when the record of every group has shown this one as closed (`Seen`).
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::array::ArraySpec;
@@ -23,7 +24,7 @@ pub const PLACED_BYTES: usize = 1_200;
 pub const HOMES_BYTES: usize = 700;
 
 /// One group under the newest epoch.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PlacedGroup {
     /// Where it was placed. The group's own record says what it is bound to now.
     pub placement: Placement,
@@ -36,7 +37,7 @@ pub struct PlacedGroup {
 }
 
 /// How far a job with groups has come.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct GroupsState {
     /// One per group, of the newest epoch; empty before the first.
     #[serde(default)]
@@ -60,7 +61,7 @@ impl GroupsState {
 }
 
 /// Of which job a group is part.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GroupOf {
     /// The job.
     pub parent: JobId,

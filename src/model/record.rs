@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 
 use ring::digest;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::array::{ArrayChange, ArrayOf, ArrayState};
@@ -29,7 +30,7 @@ pub const NOT_STARTED_MAX: usize = 8;
 pub const LOSSES_MAX: u32 = 8;
 
 /// What a job's id hashes: who minted it, and which members hold it from birth.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Birth {
     /// The tenant.
     pub tenant: String,
@@ -106,7 +107,7 @@ pub fn contact_id(cluster: &PeerName, series: u64, homes: &[Home]) -> ContactId 
 }
 
 /// Where a job stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum JobState {
     /// Waits for a cluster.
@@ -142,7 +143,7 @@ impl JobState {
 }
 
 /// The cluster that may run the job, and what it is bound to.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Placement {
     /// Where.
     pub cluster: PeerName,
@@ -162,7 +163,7 @@ pub struct Placement {
 const NOTE_MAX: usize = 300;
 
 /// How an attempt ended.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", tag = "kind", content = "value")]
 pub enum Outcome {
     /// The program ended by itself.
@@ -207,7 +208,7 @@ impl std::fmt::Display for Outcome {
 }
 
 /// One past or present execution.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AttemptSummary {
     /// Its number.
     pub epoch: Epoch,
@@ -227,7 +228,7 @@ pub struct AttemptSummary {
 }
 
 /// A published checkpoint.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Checkpoint {
     /// The epoch that wrote it; never falls.
     pub epoch: Epoch,
@@ -236,7 +237,7 @@ pub struct Checkpoint {
 }
 
 /// Somebody wants the job to end.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CancelIntent {
     /// Who.
     pub by: String,
@@ -245,7 +246,7 @@ pub struct CancelIntent {
 }
 
 /// Somebody wants the job to go on at another cluster.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct MoveIntent {
     /// Where to.
     pub to: PeerName,
@@ -256,7 +257,7 @@ pub struct MoveIntent {
 }
 
 /// A job's record.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct JobRecord {
     /// What its id hashes.
     pub birth: Birth,

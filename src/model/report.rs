@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::base::{
@@ -10,7 +11,7 @@ use crate::base::{
 };
 
 /// One node, or several alike.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct NodeCapacity {
     /// Name prefix; node `i` of `count` is `name` or `name-i`.
     pub name: String,
@@ -58,7 +59,7 @@ pub struct CapacityReport {
 }
 
 /// Nodes that take nothing, with the reason. Bounded, the first by name, and it says how many more there are.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct NodesOut {
     /// The first ones.
@@ -68,7 +69,7 @@ pub struct NodesOut {
 }
 
 /// A node that takes nothing.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct NodeOut {
     /// Its name.
     pub name: String,

@@ -4,6 +4,7 @@
 //! busy). Usage is a share from 0 to 1, to a thousandth; GPU usage is measured where it can be, else it
 //! is the share of GPUs that are busy.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::gpu;
@@ -18,7 +19,7 @@ pub const DOCUMENT_BYTES_MAX: usize = 64 * 1024;
 const COUNT_MAX: u64 = 100_000_000;
 
 /// A cluster's status.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct StatusReport {
     /// The cluster.
     pub cluster_id: String,

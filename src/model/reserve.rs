@@ -4,6 +4,7 @@
 //! **Rounds.** What a cluster holds for a reservation that is not confirmed carries the record's round. `Confirm` names
 //! the round; a cluster that lets go ends it first (`Lapse`). Both meet in one register: one wins.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::record::Refused;
@@ -27,7 +28,7 @@ const LATE_MAX_MS: u64 = 60_000;
 const WHY_BYTES_MAX: usize = 1_024;
 
 /// At which clusters.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum At {
     /// At all of these, which are sorted and differ.
     Named(Vec<PeerName>),
@@ -46,7 +47,7 @@ impl At {
 }
 
 /// What is asked, beside the tenant, the GPUs in each cluster (`spec.nodes` of one each) and their models.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ReserveSpec {
     /// At which clusters.
     pub at: At,
@@ -69,7 +70,7 @@ impl ReserveSpec {
 }
 
 /// How far a reservation has come.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct ReserveState {
     /// Which try: one more each time that a cluster let go before it was confirmed.
     pub round: u64,
@@ -79,7 +80,8 @@ pub struct ReserveState {
 }
 
 /// What one cluster keeps.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "ReservePart")]
 pub struct Part {
     /// Which cluster.
     pub cluster: PeerName,

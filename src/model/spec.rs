@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::array::{After, ArraySpec};
@@ -37,7 +38,7 @@ pub mod limits {
 }
 
 /// What a job is and needs. Built by `spec_input`, which checks every bound.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct JobSpec {
     /// Human name, `[A-Za-z0-9._-]`, at most 128 bytes.
     pub name: String,
@@ -95,7 +96,7 @@ pub struct JobSpec {
 }
 
 /// How a job is told that its end comes, so that it can save its progress.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct WarnSpec {
     /// The signal, in SIGTERM's place where it is stopped with notice.
     pub signal: Option<WarnSignal>,
@@ -106,7 +107,7 @@ pub struct WarnSpec {
 }
 
 /// A signal that a program can catch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum WarnSignal {
     /// SIGTERM.
@@ -156,7 +157,7 @@ impl WarnSignal {
 }
 
 /// Task groups of one job. Each stays in one cluster; where they may be spread, the traffic decides.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct Groups {
     /// The groups, with different names.
     pub list: Vec<Group>,
@@ -165,7 +166,7 @@ pub struct Groups {
 }
 
 /// One task group.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Group {
     /// Its name.
     pub name: String,
@@ -176,7 +177,7 @@ pub struct Group {
 }
 
 /// Traffic between two groups, both directions together.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Traffic {
     /// One group,
     pub from: String,
@@ -187,7 +188,7 @@ pub struct Traffic {
 }
 
 /// What one node of the job needs.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct Resources {
     /// GPUs per node; default 0.
     pub gpus: u32,
@@ -200,7 +201,7 @@ pub struct Resources {
 }
 
 /// The program.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Run {
     /// A shell script, given to `/bin/sh -c`.
     Script(String),
@@ -211,7 +212,7 @@ pub enum Run {
 }
 
 /// Where progress is kept and how often.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CheckpointSpec {
     /// A path or URI that every cluster the job may run at can reach; given as CHECKPOINT_PATH.
     pub path: String,
@@ -220,7 +221,7 @@ pub struct CheckpointSpec {
 }
 
 /// How the nodes of a job talk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Communication {
     /// Step by step (all-reduce): one cluster only.
@@ -233,7 +234,7 @@ pub enum Communication {
 }
 
 /// What happens to a job whose cluster cannot be reached.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct OnLostContact {
     /// How long the attempt may go on without contact before it must have stopped.
     /// None (`never`): it goes on, and only an operator's word re-runs it.
@@ -249,7 +250,7 @@ impl Default for OnLostContact {
 }
 
 /// What follows a lost contact.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Then {
     /// Run again elsewhere from the checkpoint.
@@ -260,7 +261,7 @@ pub enum Then {
 }
 
 /// Where a job may run and what it prefers.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct PlacementSpec {
     /// Weights over the score's terms.
     pub policy: Policy,
@@ -282,7 +283,7 @@ pub struct PlacementSpec {
 }
 
 /// Named weights over the score's terms.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Policy {
     /// Time and money alike.

@@ -1,6 +1,7 @@
 //! What an attempt needs before its program can start, and how far each part of it has come. Told while it is brought; a
 //! record never holds it.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::base::{Bytes, Span, WallTime, secrets};
@@ -11,7 +12,7 @@ pub const PARTS_MAX: usize = 64;
 const TEXT_MAX: usize = 200;
 
 /// What a part is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum PartKind {
     /// A dataset.
@@ -26,7 +27,7 @@ pub enum PartKind {
 }
 
 /// How far it has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum PartState {
     /// It is needed, and nothing is done for it yet.
@@ -43,7 +44,7 @@ pub enum PartState {
 }
 
 /// One dataset or image.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Part {
     /// What it is.
     pub kind: PartKind,
@@ -69,7 +70,7 @@ pub struct Part {
 }
 
 /// All parts of one attempt.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct Staging {
     /// The parts, datasets first.
     pub parts: Vec<Part>,

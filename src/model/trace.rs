@@ -7,6 +7,7 @@
 use std::str::FromStr;
 
 use ring::digest;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::record::{AttemptSummary, JobRecord};
@@ -43,7 +44,7 @@ pub const MOVE: &str = "move";
 pub const NOTE_MAX: usize = 200;
 
 /// One span, as a peer notes it once it is over.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SpanNote {
     /// One of the words above; later versions may have more.
     pub name: String,

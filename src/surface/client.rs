@@ -12,7 +12,7 @@ use hyper_util::rt::TokioIo;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::CryptoProvider;
 use rustls::{DigitallySignedStruct, RootCertStore, SignatureScheme};
-use rustls_pki_types::{CertificateDer, ServerName, UnixTime, pem::PemObject};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject};
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
@@ -80,6 +80,10 @@ pub enum ClientFailure {
     /// No connection: nothing was asked, nothing changed.
     #[error("no peer answers at {0}: {1}")]
     Unreachable(Target, String),
+    /// Somebody listens there, and is no peer of the mesh whose certificate was given, or does not speak TLS: nothing was
+    /// asked, nothing changed.
+    #[error("{0} does not prove to be a peer of the mesh whose certificate was given: {1}")]
+    Untrusted(Target, String),
     /// The peer said no.
     #[error("{}", .1.message)]
     Api(u16, ErrorBody),
@@ -153,8 +157,20 @@ impl Client {
         token: Option<String>,
         ca: Option<&std::path::Path>,
     ) -> Result<Self, ClientFailure> {
+        Self::with_identity(target, token, ca, None)
+    }
+
+    /// The same; over TLS it shows the certificate of this member (the folder `identity` of its state), where that can be
+    /// read and no token is given.
+    pub fn with_identity(
+        target: Target,
+        token: Option<String>,
+        ca: Option<&std::path::Path>,
+        identity: Option<&std::path::Path>,
+    ) -> Result<Self, ClientFailure> {
+        let shown = identity.filter(|_| token.is_none()).and_then(certificate);
         let tls = match (&target, ca) {
-            (Target::Tls(..), Some(path)) => Some(Arc::new(tls_config(path)?)),
+            (Target::Tls(..), Some(path)) => Some(Arc::new(tls_config(path, shown)?)),
             (Target::Tls(..), None) => {
                 let text = "TLS needs the mesh's certificate: copy identity/ca.pem from a peer's state folder and give --ca FILE";
                 return Err(ClientFailure::Setup(text.into()));
@@ -182,7 +198,9 @@ impl Client {
                 let name =
                     ServerName::try_from(host.clone()).map_err(|e| ClientFailure::Setup(e.to_string()))?;
                 let connector = tokio_rustls::TlsConnector::from(tls.clone());
-                Box::new(connector.connect(name, tcp).await.map_err(io)?)
+                let untrusted =
+                    |e: std::io::Error| ClientFailure::Untrusted(self.target.clone(), e.to_string());
+                Box::new(connector.connect(name, tcp).await.map_err(untrusted)?)
             }
             (Target::Tls(..), None) => return Err(ClientFailure::Setup("TLS is not set up".into())),
         })
@@ -292,7 +310,17 @@ struct MeshVerifier {
     provider: Arc<CryptoProvider>,
 }
 
-fn tls_config(ca: &std::path::Path) -> Result<rustls::ClientConfig, ClientFailure> {
+type Shown = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
+
+/// What a member shows as a client: the first certificate of its file names it. None where it cannot be read, as by others
+/// than its own user.
+fn certificate(identity: &std::path::Path) -> Option<Shown> {
+    let first = CertificateDer::pem_file_iter(identity.join("peer.pem")).ok()?.next()?.ok()?;
+    let key = PrivateKeyDer::try_from(std::fs::read(identity.join("peer.key")).ok()?).ok()?;
+    Some((vec![first], key))
+}
+
+fn tls_config(ca: &std::path::Path, shown: Option<Shown>) -> Result<rustls::ClientConfig, ClientFailure> {
     let setup = |e: String| ClientFailure::Setup(format!("{}: {e}", ca.display()));
     let mut roots = RootCertStore::empty();
     let certificate = CertificateDer::from_pem_file(ca).map_err(|e| setup(e.to_string()))?;
@@ -303,9 +331,11 @@ fn tls_config(ca: &std::path::Path) -> Result<rustls::ClientConfig, ClientFailur
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(|e| setup(e.to_string()))?
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(verifier))
-        .with_no_client_auth();
-    Ok(config)
+        .with_custom_certificate_verifier(Arc::new(verifier));
+    match shown {
+        None => Ok(config.with_no_client_auth()),
+        Some((chain, key)) => config.with_client_auth_cert(chain, key).map_err(|e| setup(e.to_string())),
+    }
 }
 
 impl ServerCertVerifier for MeshVerifier {

@@ -11,6 +11,7 @@ mod trace;
 
 use std::collections::BTreeMap;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::base::{Epoch, JobId, PeerName, WallTime};
@@ -27,7 +28,7 @@ pub use tenants::*;
 pub use trace::*;
 
 /// Answer to `POST /v1/jobs`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SubmitDocument {
     /// The job's id.
     pub id: JobId,
@@ -40,7 +41,7 @@ pub struct SubmitDocument {
 }
 
 /// One execution of a job.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AttemptDocument {
     /// Its number.
     pub epoch: u64,
@@ -60,7 +61,7 @@ pub struct AttemptDocument {
 }
 
 /// A published checkpoint.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CheckpointDocument {
     /// By which attempt.
     pub epoch: u64,
@@ -69,7 +70,7 @@ pub struct CheckpointDocument {
 }
 
 /// An array's progress.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ArrayDocument {
     /// Its indices, as in a job file.
     pub indices: String,
@@ -88,7 +89,7 @@ pub struct ArrayDocument {
 }
 
 /// Of which array a job is part.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ArrayOfDocument {
     /// The array.
     pub id: JobId,
@@ -97,7 +98,7 @@ pub struct ArrayOfDocument {
 }
 
 /// A group of a job.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct JobGroupDocument {
     /// Its name.
     pub name: String,
@@ -135,7 +136,7 @@ impl JobGroupDocument {
 }
 
 /// A job that another waits for.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AfterDocument {
     /// Which.
     pub id: JobId,
@@ -173,7 +174,7 @@ impl AfterDocument {
 }
 
 /// A job.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct JobDocument {
     /// Its id.
     pub id: JobId,
@@ -309,7 +310,7 @@ impl From<&crate::model::AttemptSummary> for AttemptDocument {
 }
 
 /// Jobs, newest first.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct JobList {
     /// The jobs.
     pub jobs: Vec<JobDocument>,
@@ -323,7 +324,7 @@ pub struct JobList {
 }
 
 /// Answer to `GET /v1/jobs/{id}/wait`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct WaitDocument {
     /// The job has ended; otherwise the time was up.
     pub done: bool,
@@ -332,7 +333,7 @@ pub struct WaitDocument {
 }
 
 /// Answer to a cancel.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CancelDocument {
     /// The job.
     pub id: JobId,
@@ -340,8 +341,19 @@ pub struct CancelDocument {
     pub state: JobState,
 }
 
+/// Answer to a published checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct PublishedDocument {
+    /// The job.
+    pub id: JobId,
+    /// By which attempt.
+    pub epoch: u64,
+    /// Where it is.
+    pub uri: String,
+}
+
 /// One reason against a cluster.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CauseDocument {
     /// Stable name, e.g. `gpu-model`.
     pub code: String,
@@ -352,7 +364,7 @@ pub struct CauseDocument {
 }
 
 /// What running a job at a cluster is expected to take.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct EstimateDocument {
     /// In the queue,
     pub wait_ms: u64,
@@ -400,7 +412,7 @@ impl From<Estimate> for EstimateDocument {
 }
 
 /// A job ahead of another in a cluster's queue.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AheadDocument {
     /// Which.
     pub job: JobId,
@@ -413,7 +425,7 @@ pub struct AheadDocument {
 }
 
 /// Where a job's groups would go.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct GroupsDocument {
     /// Each group and its cluster; empty where they do not fit.
     pub groups: Vec<GroupDocument>,
@@ -426,7 +438,7 @@ pub struct GroupsDocument {
 }
 
 /// One group's place.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GroupDocument {
     /// The group.
     pub name: String,
@@ -435,7 +447,7 @@ pub struct GroupDocument {
 }
 
 /// Traffic between two groups in different clusters.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ApartDocument {
     /// One group,
     pub from: String,
@@ -465,7 +477,7 @@ impl From<GroupPlan> for GroupsDocument {
 }
 
 /// One cluster for or against one job.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct CandidateDocument {
     /// Which.
     pub cluster: PeerName,
@@ -495,7 +507,7 @@ pub struct CandidateDocument {
 }
 
 /// Why a job is where it is.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct WhyDocument {
     /// One sentence.
     pub summary: String,
@@ -562,7 +574,7 @@ impl From<Candidate> for CandidateDocument {
 }
 
 /// An event.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct EventDocument {
     /// Stable name.
     pub kind: String,
@@ -578,7 +590,7 @@ pub struct EventDocument {
 }
 
 /// An event as some peer wrote it down.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct HistoryEntry {
     /// Who wrote it down.
     pub peer: PeerName,
@@ -588,7 +600,7 @@ pub struct HistoryEntry {
 }
 
 /// What happened, newest first.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct HistoryList {
     /// The events.
     pub events: Vec<HistoryEntry>,
@@ -597,7 +609,7 @@ pub struct HistoryList {
 }
 
 /// Who changed what through one peer, newest first.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AuditList {
     /// Which peer.
     pub peer: PeerName,
@@ -606,7 +618,7 @@ pub struct AuditList {
 }
 
 /// What a check of a peer's audit found.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AuditVerdict {
     /// Which peer.
     pub peer: PeerName,
@@ -616,7 +628,7 @@ pub struct AuditVerdict {
 }
 
 /// A peer's insides.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct InspectDocument {
     /// Which peer.
     pub peer: PeerName,
@@ -625,14 +637,14 @@ pub struct InspectDocument {
 }
 
 /// An error, as every route gives it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ErrorDocument {
     /// The error.
     pub error: ErrorBody,
 }
 
 /// Its parts.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ErrorBody {
     /// Stable name.
     pub code: String,

@@ -147,7 +147,7 @@ async fn tls_takes_a_token_and_only_its_own_mesh_is_believed() {
     }
     let other = self::tls().await;
     let refused = ask(Some("s3cret"), &other.dir.path().join("ca.pem")).await;
-    assert!(matches!(refused, Err(ClientFailure::Unreachable(..))), "{refused:?}");
+    assert!(matches!(refused, Err(ClientFailure::Untrusted(..))), "{refused:?}");
     tls.running.stop().await;
     other.running.stop().await;
 }

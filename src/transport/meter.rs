@@ -168,11 +168,20 @@ pub(super) async fn probe_next(shared: &Arc<Shared>) {
         // All of it is acknowledged, or given up: from here on the link is itself again.
         meter.read(&link, WallTime(certs::now()));
         meter.probing = None;
-        // Not more of the link's time than its share.
-        let pause = Span::from(took).scale(1_000, u64::from(shared.config.probe_share_milli.max(1)));
-        meter.probe_after = Some(Instant::now() + pause.max(every).to_std());
-        meter.probe_bytes = if took < PROBE_SHORT { size * 2 } else { size };
+        meter.probe_after =
+            Some(Instant::now() + pause(took, shared.config.probe_share_milli, every).to_std());
+        meter.probe_bytes = next_size(size, took);
     });
+}
+
+/// Until the next probe of a link: its probes take not more of its time than their share of it.
+fn pause(took: Duration, share_milli: u32, every: Span) -> Span {
+    Span::from(took).scale(1_000, u64::from(share_milli.max(1))).max(every)
+}
+
+fn next_size(size: u64, took: Duration) -> u64 {
+    let next = if took < PROBE_SHORT { size * 2 } else { size };
+    next.clamp(*PROBE_BYTES.start(), *PROBE_BYTES.end())
 }
 
 async fn send(shared: &Shared, link: &Link, size: u64) -> Result<(), FrameError> {
@@ -275,6 +284,35 @@ mod tests {
             seldom.count(1_000, 0, 1.0);
         }
         assert!(seldom.ppm() < 10, "{seldom:?}");
+    }
+
+    /// A probe takes all of a link while it runs; over any time from its begin on that stays below the share, by default
+    /// 0.5 % of what the link could carry, however slow the link is and however often it is asked for.
+    #[test]
+    fn probes_keep_within_their_share_of_any_link() {
+        let net = super::super::NetConfig::new(
+            "127.0.0.1:0".parse().expect("an address"),
+            crate::base::StoreId([1; 16]),
+            1,
+        );
+        let settings = crate::model::config::Config::default().timing;
+        assert_eq!((net.probe_share_milli, settings.probe_share_milli), (5, 5));
+        assert_eq!(Some(net.probe_every), settings.probe_every);
+        for every in [net.probe_every, Span::secs(1)] {
+            // From 10 kbit/s, where a probe is given up half way, to 100 Gbit/s.
+            for bps in (4..=11).map(|n| 10_f64.powi(n)) {
+                let (mut secs, mut bytes, mut size, mut most) = (0.0, 0.0, *PROBE_BYTES.start(), 0.0_f64);
+                for _ in 0..200 {
+                    let took = Duration::from_secs_f64(size as f64 * 8.0 / bps).min(PROBE_DEADLINE);
+                    bytes += took.as_secs_f64() * bps / 8.0;
+                    secs += took.as_secs_f64() + pause(took, net.probe_share_milli, every).as_secs_f64();
+                    size = next_size(size, took);
+                    most = most.max(bytes * 8.0 / bps / secs);
+                }
+                assert!(most < 0.005, "{most} of {bps} bit/s, every {every}");
+                assert!(bytes > 0.0);
+            }
+        }
     }
 
     #[test]

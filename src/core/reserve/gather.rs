@@ -111,7 +111,10 @@ impl Peer {
                 let Some(g) = self.gatherings.0.get_mut(&job) else { return };
                 if g.targets.len() + more.len() < wanted {
                     let n = g.targets.len() + more.len();
-                    let why = format!("only {n} of {wanted} clusters can keep it; {}", reasons(g));
+                    let why = match wanted {
+                        1 => format!("no cluster can keep it; {}", reasons(g)),
+                        _ => format!("only {n} of {wanted} clusters can keep it; {}", reasons(g)),
+                    };
                     return self.refuse_reservation(job, record, why);
                 }
                 g.targets.extend(more);

@@ -123,7 +123,7 @@ fn it_is_refused_with_the_reason_and_the_next_time() {
     mesh.run(Span::secs(10));
     let record = mesh.get("c", id);
     assert_eq!(record.state, JobState::Failed);
-    assert!(record.reason.contains("only 0 of 1 clusters"), "{}", record.reason);
+    assert!(record.reason.contains("no cluster can keep it"), "{}", record.reason);
     // What can never be is refused at the door.
     for (gpus, at) in [(9, named(&["a"])), (1, named(&["nobody"])), (9, At::Any(1))] {
         let asked = mesh.asked(gpus, 10, 100);

@@ -10,6 +10,7 @@ mod keys;
 mod later;
 mod parts;
 mod render;
+mod schema;
 #[cfg(test)]
 mod tests;
 
@@ -22,6 +23,7 @@ pub use keys::{
     TRAFFIC,
 };
 pub use render::render_spec;
+pub use schema::schema;
 
 use super::array::On;
 use super::input::{Field, Mistake, Mistakes, Node, SyntaxError, from_json, from_yaml};

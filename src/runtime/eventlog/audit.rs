@@ -8,6 +8,7 @@ use std::io;
 use std::path::Path;
 
 use ring::digest;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::lines::{self, Lines};
@@ -21,7 +22,7 @@ const PREFIX: &str = "audit";
 const NOTHING: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
 /// A change that somebody asked for.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AuditNote {
     /// When it was answered, milliseconds since 1970.
     pub at_ms: u64,
@@ -42,7 +43,7 @@ pub struct AuditNote {
 }
 
 /// The same in its place in the chain.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AuditEntry {
     /// One more with each.
     pub seq: u64,
@@ -54,7 +55,7 @@ pub struct AuditEntry {
 }
 
 /// What a check of the chain found.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Verdict {
     /// Entries that were read.
     pub entries: u64,

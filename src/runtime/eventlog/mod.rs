@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use audit::{AuditEntry, AuditNote, Verdict};
@@ -43,7 +44,7 @@ const OUT_OF_ORDER_MS: u64 = 600_000;
 const TEXT_MAX: usize = 1_000;
 
 /// One event, as it is kept.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Entry {
     /// When this peer noted it, milliseconds since 1970.
     pub at_ms: u64,

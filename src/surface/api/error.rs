@@ -30,6 +30,12 @@ pub enum ApiError {
     /// Nothing starts with this id.
     #[error("no job {0}")]
     NoJob(String),
+    /// Nothing is reserved under this id.
+    #[error("no reservation {0}")]
+    NoReservation(String),
+    /// No incident has this id.
+    #[error("no incident {0}")]
+    NoIncident(String),
     /// A cluster, member or attempt that is not there.
     #[error("no {0}")]
     NotFound(String),
@@ -93,6 +99,14 @@ impl ApiError {
                 "no_such_job",
                 "list them with `starling jobs`; finished jobs are forgotten after a while",
             ),
+            Self::NoReservation(_) => (
+                S::NOT_FOUND,
+                "no_such_reservation",
+                "list them with `starling reservations --all`; those that are over are forgotten after a while",
+            ),
+            Self::NoIncident(_) => {
+                (S::NOT_FOUND, "no_such_incident", "list them with `starling incidents --past`")
+            }
             Self::NotFound(_) => (
                 S::NOT_FOUND,
                 "not_found",

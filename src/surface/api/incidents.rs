@@ -2,8 +2,8 @@
 
 use axum::Json;
 use axum::extract::State;
+use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::{Value, json};
 
 use super::input::{self, Bounded, Q, Segment};
 use super::limits::Caller;
@@ -36,7 +36,7 @@ fn resolve(api: &Api, text: &str) -> ApiResult<IncidentId> {
     }
     match api.desk.named(&text).as_slice() {
         [one] => Ok(*one),
-        [] => Err(ApiError::NotFound(format!("incident {text} at this peer since its start"))),
+        [] => Err(ApiError::NoIncident(format!("{text} at this peer since its start"))),
         many => {
             Err(ApiError::BadRequest(format!("id: {text} begins {} incidents: give more of it", many.len())))
         }
@@ -47,7 +47,7 @@ fn resolve(api: &Api, text: &str) -> ApiResult<IncidentId> {
 pub async fn get(State(api): State<Api>, id: Segment) -> ApiResult<Json<IncidentDocument>> {
     let id = resolve(&api, &id.0)?;
     let found = incidents::one(&api, id, wall_now()).await;
-    found.map(Json).ok_or_else(|| ApiError::NotFound(format!("incident {id} at this peer since its start")))
+    found.map(Json).ok_or_else(|| ApiError::NoIncident(format!("{id} at this peer since its start")))
 }
 
 /// `GET /v1/silences`
@@ -55,9 +55,9 @@ pub async fn silences(State(api): State<Api>) -> Json<SilenceList> {
     Json(SilenceList { silences: api.desk.silences(wall_now()) })
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct SilenceBody {
+pub(super) struct SilenceBody {
     what: String,
     r#for: String,
 }
@@ -67,7 +67,7 @@ pub async fn silence(
     State(api): State<Api>,
     caller: Option<axum::Extension<Caller>>,
     body: Bounded,
-) -> ApiResult<Json<Value>> {
+) -> ApiResult<Json<SilencedDocument>> {
     let body: SilenceBody = body.json()?;
     let what = what(&api, body.what.trim())?;
     let span = input::span("for", &body.r#for, SILENCE_MAX)?;
@@ -76,7 +76,12 @@ pub async fn silence(
     let until = WallTime(now.0 + span.as_millis());
     let silence = Silence { what: what.clone(), until, made: now, by: told(&by, 100) };
     api.desk.silence(&silence, now).map_err(|e| ApiError::Conflict(e.to_string()))?;
-    Ok(Json(json!({ "what": what, "until_ms": until.0 })))
+    Ok(Json(SilencedDocument { what, until_ms: until.0 }))
+}
+
+fn kinds() -> String {
+    let all: Vec<&str> = AlertKind::ALL.iter().map(|k| k.as_str()).collect();
+    all.join(", ")
 }
 
 /// An id or the start of one, a kind, or `kind:subject`.
@@ -93,12 +98,16 @@ fn what(api: &Api, text: &str) -> ApiResult<String> {
         }
         (None, None) => resolve(api, text).map(|id| id.to_string()).map_err(|e| match e {
             ApiError::BadRequest(why) => {
-                let kinds: Vec<&str> = AlertKind::ALL.iter().map(|k| k.as_str()).collect();
-                ApiError::BadRequest(format!("what: {why}; nor a kind: {}", kinds.join(", ")))
+                ApiError::BadRequest(format!("what: {why}; nor a kind: {}", kinds()))
+            }
+            ApiError::NoIncident(why) => {
+                ApiError::NoIncident(format!("{why}; nor is that a kind: {}", kinds()))
             }
             other => other,
         }),
-        (None, Some(_)) => Err(ApiError::BadRequest("what: no kind before the ':'".into())),
+        (None, Some(_)) => {
+            Err(ApiError::BadRequest(format!("what: no kind before the ':'; there are {}", kinds())))
+        }
     }
 }
 
@@ -117,7 +126,7 @@ pub async fn touched(State(api): State<Api>, Q(query): Q<TouchedQuery>) -> ApiRe
 }
 
 /// `GET /v1/local/config`
-pub async fn config(State(api): State<Api>) -> Json<Value> {
+pub async fn config(State(api): State<Api>) -> Json<ConfigDocument> {
     let settings = api.handle.settings();
-    Json(json!({ "peer": api.handle.about().name, "toml": settings.config }))
+    Json(ConfigDocument { peer: api.handle.about().name, toml: settings.config })
 }

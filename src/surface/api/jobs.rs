@@ -7,8 +7,8 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
+use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::json;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::Instant;
 
@@ -313,9 +313,9 @@ pub async fn wait(
     }
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct CheckpointBody {
+pub(super) struct CheckpointBody {
     epoch: u64,
     uri: String,
 }
@@ -325,7 +325,7 @@ pub async fn checkpoint(
     State(api): State<Api>,
     id: Segment,
     body: Bounded,
-) -> ApiResult<Json<serde_json::Value>> {
+) -> ApiResult<Json<PublishedDocument>> {
     let CheckpointBody { epoch, uri } = body.json()?;
     if uri.is_empty() || uri.len() > URI_BYTES_MAX || uri.chars().any(char::is_control) {
         return Err(ApiError::BadRequest(format!(
@@ -335,7 +335,7 @@ pub async fn checkpoint(
     let job = resolve::resolve(&api, &id.0).await?;
     let request = ClientRequest::Publish { job, epoch: Epoch(epoch), uri: uri.clone() };
     match api.call(request).await? {
-        ClientResponse::Published => Ok(Json(json!({ "id": job, "epoch": epoch, "uri": uri }))),
+        ClientResponse::Published => Ok(Json(PublishedDocument { id: job, epoch, uri })),
         _ => Err(ApiError::Internal("publish")),
     }
 }

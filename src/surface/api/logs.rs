@@ -85,6 +85,13 @@ pub async fn logs(State(api): State<Api>, id: Segment, Q(query): Q<LogQuery>) ->
         };
         return Err(ApiError::NotFound(what));
     };
+    if let Some(rank) = query.rank.filter(|rank| *rank >= document.nodes) {
+        let ranks = match document.nodes {
+            0 | 1 => "it has rank 0 only".to_owned(),
+            n => format!("it has ranks 0 to {}", n - 1),
+        };
+        return Err(ApiError::NotFound(format!("rank {rank} in job {}: {ranks}", job.short())));
+    }
     let epoch = Epoch(attempt.epoch);
     if attempt.cluster == api.handle.about().name {
         return stream_here(&api, AttemptKey { job, epoch }, &query, permit).await;

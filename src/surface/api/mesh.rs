@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::{Value, json};
 
 use super::input::{self, Bounded, NoBody, Q, Segment};
 use super::{Api, ApiError, ApiResult, resolve};
@@ -225,23 +225,23 @@ pub async fn member_remove(
     name: Segment,
     Q(query): Q<RemoveQuery>,
     _: NoBody,
-) -> ApiResult<Json<Value>> {
+) -> ApiResult<Json<RemovedDocument>> {
     let name = name.peer()?;
     match api.handle.members().iter().find(|m| m.name == name) {
         None => return Err(ApiError::NotFound(format!("member {name}"))),
-        Some(m) if m.removed => return Ok(Json(json!({ "name": name, "removed": true, "existed": true }))),
+        Some(m) if m.removed => return Ok(Json(RemovedDocument { name, removed: true, existed: true })),
         Some(_) => {}
     }
     if !query.force {
         may_leave(&api, &name).await?;
     }
     api.handle.member_remove(&name).await?;
-    Ok(Json(json!({ "name": name, "removed": true, "existed": false })))
+    Ok(Json(RemovedDocument { name, removed: true, existed: false }))
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct TokenBody {
+pub(super) struct TokenBody {
     ttl: Option<String>,
 }
 
@@ -255,7 +255,7 @@ pub async fn token(State(api): State<Api>, body: Bounded) -> ApiResult<Response>
         return Err(ApiError::BadRequest("ttl: not above 0".into()));
     }
     let token = api.handle.token_create(ttl).await?;
-    let document = json!({ "token": token, "ttl_ms": ttl.as_millis(), "listen": api.handle.about().listen });
+    let document = TokenDocument { token, ttl_ms: ttl.as_millis(), listen: api.handle.about().listen };
     Ok((axum::http::StatusCode::CREATED, [("cache-control", "no-store")], Json(document)).into_response())
 }
 
@@ -266,27 +266,34 @@ pub struct DrainQuery {
 }
 
 /// `POST /v1/drain`
-pub async fn drain(State(api): State<Api>, Q(query): Q<DrainQuery>, _: NoBody) -> ApiResult<Response> {
+pub async fn drain(
+    State(api): State<Api>,
+    Q(query): Q<DrainQuery>,
+    _: NoBody,
+) -> ApiResult<Json<DrainDocument>> {
     set_draining(&api, query, true).await
 }
 
 /// `POST /v1/undrain`
-pub async fn undrain(State(api): State<Api>, Q(query): Q<DrainQuery>, _: NoBody) -> ApiResult<Response> {
+pub async fn undrain(
+    State(api): State<Api>,
+    Q(query): Q<DrainQuery>,
+    _: NoBody,
+) -> ApiResult<Json<DrainDocument>> {
     set_draining(&api, query, false).await
 }
 
-async fn set_draining(api: &Api, query: DrainQuery, draining: bool) -> ApiResult<Response> {
+async fn set_draining(api: &Api, query: DrainQuery, draining: bool) -> ApiResult<Json<DrainDocument>> {
     let me = api.handle.about().name;
     match query.cluster.as_deref().map(input::peer).transpose()? {
         Some(other) if other != me => {
             let uri = if draining { "/v1/drain" } else { "/v1/undrain" };
             let bytes = resolve::ask(api, &other, "POST", uri.into()).await?;
-            let value: Value = serde_json::from_slice(&bytes).map_err(|_| ApiError::Internal("drain"))?;
-            Ok(Json(value).into_response())
+            serde_json::from_slice(&bytes).map(Json).map_err(|_| ApiError::Internal("drain"))
         }
         _ => {
             api.handle.drain(draining).await?;
-            Ok(Json(json!({ "cluster": me, "draining": draining })).into_response())
+            Ok(Json(DrainDocument { cluster: me, draining }))
         }
     }
 }

@@ -10,12 +10,11 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde_json::json;
 
 use super::{Api, local};
 use crate::core::api::{BOUNDS_MS, InspectReport};
 use crate::model::report::Liveness;
-use crate::surface::documents::{boottime_now, wall_now};
+use crate::surface::documents::{HealthDocument, boottime_now, wall_now};
 
 /// Links that are told of; a member has one to each other.
 const LINKS_MAX: usize = 1_000;
@@ -333,7 +332,7 @@ fn export_lines(out: &mut String, api: &Api) {
 /// `GET /healthz`: 200 while the core answers, 503 otherwise.
 pub async fn healthz(State(api): State<Api>) -> Response {
     match local::core_report(&api).await {
-        Ok(_) => Json(json!({ "ok": true })).into_response(),
-        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, Json(json!({ "ok": false }))).into_response(),
+        Ok(_) => Json(HealthDocument { ok: true }).into_response(),
+        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, Json(HealthDocument { ok: false })).into_response(),
     }
 }

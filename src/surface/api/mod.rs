@@ -21,9 +21,15 @@ mod proxy;
 mod reservations;
 pub(crate) mod resolve;
 mod routes;
+mod shapes;
 mod tenants;
 pub(crate) mod trace;
 
+#[cfg(test)]
+#[path = "../../../simulations/system/conforms.rs"]
+mod conforms;
+#[cfg(test)]
+mod openapi_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

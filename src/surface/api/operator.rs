@@ -2,6 +2,7 @@
 
 use axum::extract::State;
 use axum::{Extension, Json};
+use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::input::{Bounded, NoBody, Segment};
@@ -23,9 +24,9 @@ async fn changed(api: &Api, request: ClientRequest) -> ApiResult<Json<JobDocumen
     }
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct MoveBody {
+pub(super) struct MoveBody {
     to: PeerName,
 }
 
@@ -60,9 +61,9 @@ pub async fn move_job(
     changed(&api, ClientRequest::Move { job, to, by: named(caller) }).await
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct ConfirmBody {
+pub(super) struct ConfirmBody {
     epoch: u64,
 }
 
@@ -98,5 +99,13 @@ pub async fn release(
     _: NoBody,
 ) -> ApiResult<Json<JobDocument>> {
     let job = resolve::resolve(&api, &id.0).await?;
+    let record = resolve::get(&api, job).await?;
+    // One that waits after losses is as good as held; what has ended, the record itself refuses.
+    if record.held.is_none() && record.losses_in_a_row == 0 && !record.state.is_final() {
+        let (short, state) = (job.short(), record.state.as_str());
+        return Err(ApiError::Conflict(format!(
+            "job {short} is not held, it is {state}: there is nothing to release"
+        )));
+    }
     changed(&api, ClientRequest::Release { job, by: named(caller) }).await
 }

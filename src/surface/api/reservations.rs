@@ -4,6 +4,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -12,6 +13,7 @@ use super::jobs::ListQuery;
 use super::limits::Caller;
 use super::{Api, ApiError, ApiResult, resolve};
 use crate::base::{JobId, PeerName, WallTime};
+use crate::core::api::ClientError;
 use crate::core::{ClientRequest, ClientResponse};
 use crate::model::gpu;
 use crate::model::input::words;
@@ -19,19 +21,46 @@ use crate::model::reserve::{Asked, At, CLUSTERS_MAX, LENGTH_MAX, reservation};
 use crate::model::spec::JobSpec;
 use crate::surface::documents::*;
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Body {
+#[schemars(rename = "ReserveBody")]
+pub(super) struct Body {
+    /// For whom; default `default`.
     tenant: Option<String>,
+    /// Its name; default `reservation`.
     name: Option<String>,
+    /// GPUs in each cluster.
     gpus: u32,
+    /// Models that will do; default any.
+    #[serde(default)]
+    #[schemars(schema_with = "one_or_more")]
     gpu: Option<Value>,
+    /// At which clusters,
+    #[serde(default)]
+    #[schemars(schema_with = "one_or_more")]
     cluster: Option<Value>,
+    /// or at how many; default 1.
     clusters: Option<u32>,
+    /// From when on: `now` (the default), RFC 3339, or milliseconds since 1970.
+    #[serde(default)]
+    #[schemars(schema_with = "text_or_number")]
     from: Option<Value>,
-    #[serde(rename = "for")]
+    /// For how long: `4h`, or seconds.
+    #[serde(rename = "for", default)]
+    #[schemars(schema_with = "text_or_number")]
     length: Option<Value>,
+    /// Or until when, as `from`.
+    #[serde(default)]
+    #[schemars(schema_with = "text_or_number")]
     until: Option<Value>,
+}
+
+fn one_or_more(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": ["string", "array"], "items": { "type": "string" } })
+}
+
+fn text_or_number(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": ["string", "integer"] })
 }
 
 fn wrong(text: impl Into<String>) -> ApiError {
@@ -141,9 +170,12 @@ fn heard(api: &Api, mut document: ReservationDocument) -> ReservationDocument {
 }
 
 async fn found(api: &Api, id: JobId) -> ApiResult<ReservationDocument> {
-    let record = resolve::get(api, id).await?;
+    let record = resolve::get(api, id).await.map_err(|e| match e {
+        ApiError::Core(ClientError::NoSuchJob(id)) => ApiError::NoReservation(id.to_string()),
+        other => other,
+    })?;
     let document = ReservationDocument::of(JobDocument::new(&record, false));
-    let document = document.ok_or_else(|| ApiError::NotFound(format!("reservation {id}: that is a job")))?;
+    let document = document.ok_or_else(|| ApiError::NoReservation(format!("{id}: that is a job")))?;
     Ok(heard(api, document))
 }
 

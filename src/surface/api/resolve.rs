@@ -225,10 +225,14 @@ async fn resolve_among(api: &Api, text: &str, reservations: bool) -> ApiResult<J
     if let Ok(id) = text.parse() {
         return Ok(id);
     }
+    let (what, none): (_, fn(String) -> ApiError) = match reservations {
+        true => ("reservation", ApiError::NoReservation),
+        false => ("job", ApiError::NoJob),
+    };
     if text.len() > 32 || !text.bytes().all(|b| b.is_ascii_lowercase() || (b'2'..=b'7').contains(&b)) {
-        return Err(ApiError::BadRequest(
-            "id: not a job id (32 characters of a-z and 2-7) or the start of one".into(),
-        ));
+        return Err(ApiError::BadRequest(format!(
+            "id: not a {what} id (32 characters of a-z and 2-7) or the start of one"
+        )));
     }
     if text.len() < PREFIX_MIN {
         return Err(ApiError::BadRequest(format!("id: give at least {PREFIX_MIN} characters")));
@@ -236,10 +240,10 @@ async fn resolve_among(api: &Api, text: &str, reservations: bool) -> ApiResult<J
     let filter = JobFilter { prefix: Some(text.clone()), limit: 20, reservations, ..JobFilter::default() };
     let found = list(api, &filter).await?;
     match found.jobs.as_slice() {
-        [] if found.unanswered.is_empty() => Err(ApiError::NoJob(text)),
+        [] if found.unanswered.is_empty() => Err(none(text)),
         [] => {
             let silent: Vec<&str> = found.unanswered.iter().map(PeerName::as_str).collect();
-            Err(ApiError::NoJob(format!("{text} at the peers that answered ({} did not)", silent.join(", "))))
+            Err(none(format!("{text} at the peers that answered ({} did not)", silent.join(", "))))
         }
         [one] => Ok(one.id),
         many => {

@@ -5,8 +5,9 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::State;
 use futures::StreamExt;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::input::{Bounded, NoBody, Segment};
 use super::{Api, ApiError, ApiResult, resolve};
@@ -50,17 +51,18 @@ pub async fn list(State(api): State<Api>) -> ApiResult<Json<TenantList>> {
 }
 
 /// What one cluster says of every tenant it knows.
-#[derive(Debug, Default, serde::Serialize, Deserialize)]
-struct LocalTenants {
+#[derive(Debug, Default, serde::Serialize, Deserialize, JsonSchema)]
+pub struct LocalTenants {
+    /// By name.
     tenants: std::collections::BTreeMap<String, SpendDocument>,
 }
 
 /// `GET /v1/local/tenants`
-pub async fn local(State(api): State<Api>) -> ApiResult<Json<Value>> {
+pub async fn local(State(api): State<Api>) -> ApiResult<Json<LocalTenants>> {
     let me = api.handle.about().name;
     let tenants = known(&api).await?.into_iter();
     let tenants = tenants.map(|r| (r.card.tenant, SpendDocument::new(me.clone(), r.here))).collect();
-    serde_json::to_value(LocalTenants { tenants }).map(Json).map_err(|_| ApiError::Internal("tenants"))
+    Ok(Json(LocalTenants { tenants }))
 }
 
 /// `GET /v1/tenants/{name}`: the ledger as a quorum holds it, and what every cluster says.
@@ -119,9 +121,9 @@ pub async fn remove(State(api): State<Api>, tenant: Segment, _: NoBody) -> ApiRe
     asked(&api, ClientRequest::TenantSet { tenant, patch: None }).await.map(Json)
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct ReclaimBody {
+pub(super) struct ReclaimBody {
     cluster: PeerName,
 }
 
@@ -165,6 +167,37 @@ fn spelled<T: std::str::FromStr<Err = String>>(field: &str, value: &Value) -> Ap
         _ => return Err(wrong(field, "a number or a text")),
     };
     text.parse().map_err(|e: String| ApiError::BadRequest(format!("{field}: {e}")))
+}
+
+/// What `patch` reads, for the API's document.
+pub(super) struct LimitsPatchBody;
+
+impl JsonSchema for LimitsPatchBody {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "LimitsPatchBody".into()
+    }
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        let count = json!({ "type": ["integer", "null"], "minimum": 0 });
+        let spelled = json!({ "type": ["string", "number", "null"] });
+        json_schema!({
+            "type": "object",
+            "description": "limits to set: what is not named stays, null lifts a limit",
+            "minProperties": 1,
+            "additionalProperties": false,
+            "properties": {
+                "gpus": count,
+                "cpus": spelled,
+                "memory": spelled,
+                "gpu_hours": { "type": ["number", "null"], "minimum": 0 },
+                "guaranteed": { "type": "integer", "minimum": 0 },
+                "borrow": count,
+                "weight": { "type": "integer", "minimum": 1, "maximum": 1000 },
+                "grace": { "type": ["string", "number"], "description": "`2m`, or `never`" },
+                "keep": { "type": "object", "additionalProperties": { "type": "integer", "minimum": 0 } },
+                "reset_hours": { "type": "boolean" },
+            },
+        })
+    }
 }
 
 fn patch(body: Map<String, Value>) -> ApiResult<LimitsPatch> {
@@ -224,12 +257,21 @@ fn patch(body: Map<String, Value>) -> ApiResult<LimitsPatch> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn read(body: Value) -> ApiResult<LimitsPatch> {
         patch(serde_json::from_value(body).expect("a mapping"))
+    }
+
+    /// Its document names what is read, and nothing else.
+    #[test]
+    fn the_document_names_every_limit() {
+        let schema = LimitsPatchBody::json_schema(&mut SchemaGenerator::default());
+        let named = schema.get("properties").and_then(Value::as_object).expect("properties").keys();
+        let refused = read(json!({ "no such": 1 })).expect_err("not a limit").to_string();
+        let mut read: Vec<&str> = refused.split("one of ").nth(1).expect("a list").split(", ").collect();
+        read.sort_unstable();
+        assert_eq!(named.collect::<Vec<_>>(), read);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Jobs through the router.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use axum::Router;
@@ -9,8 +9,8 @@ use axum::http::{Request, StatusCode};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
-use super::router;
 use super::routes::ROUTES;
+use super::{conforms, openapi, router};
 use crate::base::{Epoch, JobId};
 use crate::core::api::{AttemptKey, AttemptView, ClientError};
 use crate::model::record::Change;
@@ -33,7 +33,23 @@ pub(super) async fn send(
 
 pub(super) async fn json_of(router: &Router, method: &str, uri: &str, body: &str) -> (u16, Value) {
     let (status, bytes) = send(router, method, uri, body.to_owned()).await;
-    (status.as_u16(), serde_json::from_slice(&bytes).unwrap_or_else(|e| panic!("{uri}: {e}")))
+    let answer = serde_json::from_slice(&bytes).unwrap_or_else(|e| panic!("{uri}: {e}"));
+    as_documented(method, uri, body, status.as_u16(), &answer);
+    (status.as_u16(), answer)
+}
+
+/// Whatever these tests ask is in the API's document, and answered as it says.
+fn as_documented(method: &str, uri: &str, body: &str, status: u16, answer: &Value) {
+    static DOCUMENT: LazyLock<Value> = LazyLock::new(openapi::build);
+    if conforms::operation(&DOCUMENT, method, uri).is_none() {
+        assert!(matches!(status, 404 | 405), "{method} {uri} gives {status} and is not in the document");
+        return;
+    }
+    conforms::answer(&DOCUMENT, method, uri, status, answer).unwrap_or_else(|e| panic!("{e}\n{answer:#}"));
+    let taken = serde_json::from_str(body).ok().filter(|b: &Value| status < 300 && b.is_object());
+    if let Some(body) = taken.filter(|b| b.as_object().is_some_and(|map| !map.is_empty())) {
+        conforms::request(&DOCUMENT, method, uri, &body).unwrap_or_else(|e| panic!("{e}\n{body:#}"));
+    }
 }
 
 fn code(value: &Value) -> &str {
@@ -231,6 +247,95 @@ async fn cancel_and_checkpoint_meet_the_record() {
     fake.close(id, 0);
     let (status, answer) = json_of(&app, "POST", &format!("/v1/jobs/{id}/cancel"), "").await;
     assert_eq!((status, code(&answer)), (409, "refused"));
+}
+
+/// What is not there, or not so, is named as what it is, with where to look.
+#[tokio::test]
+async fn what_is_not_there_is_named_by_its_kind() {
+    let fake = Fake::new("a");
+    let app = router(fake.clone());
+    let id = fake.put(Fake::spec("run: x\nnodes: 2\n"));
+    fake.place(id, "a");
+    let nothing = JobId([9; 20]);
+    for (method, path, body, status, want, parts) in [
+        ("GET", format!("/v1/jobs/{id}/logs?rank=7"), "", 404, "not_found", ["rank 7", "ranks 0 to 1"]),
+        ("POST", format!("/v1/jobs/{id}/release"), "", 409, "refused", ["not held", "running"]),
+        (
+            "GET",
+            "/v1/reservations/zzzz".into(),
+            "",
+            404,
+            "no_such_reservation",
+            ["no reservation zzzz", "starling reservations"],
+        ),
+        (
+            "GET",
+            format!("/v1/reservations/{nothing}"),
+            "",
+            404,
+            "no_such_reservation",
+            ["no reservation", "starling reservations"],
+        ),
+        (
+            "GET",
+            format!("/v1/reservations/{id}"),
+            "",
+            404,
+            "no_such_reservation",
+            ["that is a job", "starling reservations"],
+        ),
+        ("DELETE", "/v1/reservations/z!".into(), "", 400, "bad_request", ["reservation id", ""]),
+        (
+            "GET",
+            "/v1/incidents/zzzz".into(),
+            "",
+            404,
+            "no_such_incident",
+            ["no incident zzzz", "starling incidents"],
+        ),
+        (
+            "POST",
+            "/v1/silences".into(),
+            r#"{"what": "nokind", "for": "1h"}"#,
+            404,
+            "no_such_incident",
+            ["nokind", "attempts-lost"],
+        ),
+        (
+            "POST",
+            "/v1/silences".into(),
+            r#"{"what": "no-kind", "for": "1h"}"#,
+            400,
+            "bad_request",
+            ["what: ", "attempts-lost"],
+        ),
+        (
+            "POST",
+            "/v1/silences".into(),
+            r#"{"what": "nokind:x", "for": "1h"}"#,
+            400,
+            "bad_request",
+            ["no kind", "attempts-lost"],
+        ),
+    ] {
+        let (got, answer) = json_of(&app, method, &path, body).await;
+        assert_eq!((got, code(&answer)), (status, want), "{path}: {answer}");
+        let said = format!("{} {}", answer["error"]["message"], answer["error"]["hint"]);
+        assert!(parts.iter().all(|part| said.contains(part)), "{path}: {said}");
+    }
+    // The last rank is there, as far as the record knows; so it is asked for, and this peer has none of its logs.
+    let (status, answer) = json_of(&app, "GET", &format!("/v1/jobs/{id}/logs?rank=1"), "").await;
+    assert!(
+        status == 404 && answer["error"]["message"].as_str().is_some_and(|m| m.contains("logs of attempt")),
+        "{answer}"
+    );
+    fake.close(id, 0);
+    let (status, answer) = json_of(&app, "POST", &format!("/v1/jobs/{id}/release"), "").await;
+    assert_eq!((status, code(&answer)), (409, "refused"), "{answer}");
+    assert!(
+        answer["error"]["message"].as_str().is_some_and(|m| m.contains("ended as succeeded")),
+        "{answer}"
+    );
 }
 
 fn attempt(job: JobId, phase: &str) -> AttemptView {

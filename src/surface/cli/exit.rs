@@ -1,6 +1,6 @@
 //! Exit codes, and which failure gives which.
 
-use super::super::client::ClientFailure;
+use super::super::client::{ClientFailure, Target};
 use super::super::documents::{ErrorBody, ErrorDocument};
 
 /// The codes with their meaning, as docs/reference/cli.md lists them.
@@ -8,8 +8,11 @@ pub const EXIT_CODES: &[(u8, &str)] = &[
     (OK, "done; for `wait` and `--wait`: every job succeeded"),
     (JOB_FAILED, "a job that was waited for failed or was cancelled"),
     (USAGE, "the command line, the job file or the configuration has mistakes; nothing changed"),
-    (NOT_FOUND, "no such job, cluster, member or log"),
-    (UNREACHABLE, "no peer answers at the address, or the cluster that has the answer cannot be reached"),
+    (NOT_FOUND, "no such job, reservation, incident, cluster, member or log"),
+    (
+        UNREACHABLE,
+        "no peer answers at the address, or none of the mesh of `--ca`, or the cluster that has the answer cannot be reached",
+    ),
     (REFUSED, "refused: a conflict, no right, or no room; nothing changed"),
     (UNKNOWN, "outcome unknown or time is up: ask again with the same key or id, at any peer: that is safe"),
     (PARTIAL, "`jobs --complete`: some members did not answer"),
@@ -74,7 +77,7 @@ impl Failure {
         match self {
             Self::Usage(..) | Self::Lines(..) | Self::Client(ClientFailure::Setup(_)) => USAGE,
             Self::Io(_) | Self::Client(ClientFailure::Protocol(..)) => FAULT,
-            Self::Client(ClientFailure::Unreachable(..)) => UNREACHABLE,
+            Self::Client(ClientFailure::Unreachable(..) | ClientFailure::Untrusted(..)) => UNREACHABLE,
             Self::Client(ClientFailure::Broken(..)) => UNKNOWN,
             Self::Client(ClientFailure::Api(status, body)) => api_code(*status, &body.code),
         }
@@ -84,9 +87,20 @@ impl Failure {
     pub fn document(&self) -> ErrorDocument {
         let (code, hint) = match self {
             Self::Client(ClientFailure::Api(_, body)) => return ErrorDocument { error: body.clone() },
-            Self::Client(ClientFailure::Unreachable(..)) => (
+            // Of this machine's own socket; of an address, what may be wrong with it.
+            Self::Client(ClientFailure::Unreachable(Target::Unix(_), _)) => (
                 "unreachable",
                 "start one with `starling up`, or name another with --peer or STARLING_PEER".to_owned(),
+            ),
+            Self::Client(ClientFailure::Unreachable(..)) => (
+                "unreachable",
+                "is that where its API listens (`api.listen`; `starling peer` says it there) and is the way open? or name another peer with --peer or STARLING_PEER"
+                    .to_owned(),
+            ),
+            Self::Client(ClientFailure::Untrusted(..)) => (
+                "untrusted",
+                "give --ca FILE (STARLING_CA) a copy of identity/ca.pem of a peer of that mesh; is it this address at all?"
+                    .to_owned(),
             ),
             Self::Client(ClientFailure::Broken(..)) => {
                 ("outcome_unknown", "ask again with the same key or id, at any peer; that is safe".to_owned())

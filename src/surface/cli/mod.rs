@@ -221,8 +221,12 @@ fn client(global: &Global) -> Result<Client, Failure> {
     };
     // A token of this machine's own peer is tried only on this machine.
     let token = if matches!(target, Target::Plain(..)) { token(global) } else { global.token.clone() };
-    let ca = global.ca.clone().or_else(|| Some(state.join("identity/ca.pem")).filter(|p| p.exists()));
-    Ok(Client::new(target, token, ca.as_deref())?)
+    let identity = state.join("identity");
+    let own = Some(identity.join("ca.pem")).filter(|p| p.exists());
+    // The certificate of this machine's own peer is for its own mesh.
+    let shown = own.as_ref().filter(|_| global.ca.is_none()).map(|_| identity.as_path());
+    let ca = global.ca.clone().or(own);
+    Ok(Client::with_identity(target, token, ca.as_deref(), shown)?)
 }
 
 /// The token as given, else that of this machine's own peer.

@@ -1,5 +1,6 @@
 //! Documents about incidents, the jobs that they touch, and silences.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::base::{IncidentId, JobId, PeerName};
@@ -8,7 +9,7 @@ use crate::model::JobState;
 use crate::model::alert::{Alert, AlertKind, Mark, Severity};
 
 /// What is being done for a job that an incident touches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Doing {
     /// Nothing is done before somebody says so.
@@ -40,7 +41,7 @@ impl Doing {
 }
 
 /// A job that an incident touches.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TouchedJob {
     /// Its id.
     pub id: JobId,
@@ -66,7 +67,7 @@ pub struct TouchedJob {
 }
 
 /// Jobs that the loss of a cluster touches.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct TouchedList {
     /// The jobs, those for which something is to be done first.
     pub jobs: Vec<TouchedJob>,
@@ -78,7 +79,7 @@ pub struct TouchedList {
 }
 
 /// When people were last told of an incident.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct NoticeDocument {
     /// Through which notifier.
     pub via: String,
@@ -89,7 +90,7 @@ pub struct NoticeDocument {
 }
 
 /// An incident.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct IncidentDocument {
     /// The same at every peer, and again when it happens again.
     pub id: IncidentId,
@@ -156,7 +157,7 @@ impl From<&Mark> for NoticeDocument {
 }
 
 /// Incidents as the answering peer sees them.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct IncidentList {
     /// Those that last, the gravest first.
     pub open: Vec<IncidentDocument>,
@@ -165,7 +166,7 @@ pub struct IncidentList {
 }
 
 /// A silence.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SilenceDocument {
     /// An incident's id, a kind, or `kind:subject`.
     pub what: String,
@@ -178,14 +179,14 @@ pub struct SilenceDocument {
 }
 
 /// Silences that hold.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct SilenceList {
     /// The silences.
     pub silences: Vec<SilenceDocument>,
 }
 
 /// What a notifier is given.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Notice {
     /// 1; grows when a field changes its meaning.
     pub version: u32,
@@ -201,4 +202,13 @@ pub struct Notice {
     pub at_ms: u64,
     /// The incident.
     pub incident: IncidentDocument,
+}
+
+/// Answer to a silence.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct SilencedDocument {
+    /// An incident's id, a kind, or `kind:subject`.
+    pub what: String,
+    /// Until then.
+    pub until_ms: u64,
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::base::PeerName;
@@ -9,7 +10,7 @@ use crate::model::QueueReport;
 use crate::model::report::{MemberView, NodeCapacity, NodesOut};
 
 /// GPUs of one model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct GpuCount {
     /// In all.
     pub total: u64,
@@ -20,7 +21,7 @@ pub struct GpuCount {
 }
 
 /// A cluster as the answering peer sees it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ClusterDocument {
     /// Its name, which is its peer's.
     pub name: PeerName,
@@ -142,7 +143,7 @@ fn gpu_counts(queue: &QueueReport) -> BTreeMap<String, GpuCount> {
 }
 
 /// Clusters as one peer sees them.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct ClusterList {
     /// By name.
     pub clusters: Vec<ClusterDocument>,
@@ -151,7 +152,7 @@ pub struct ClusterList {
 }
 
 /// One direction of a link, as its first end measured it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct LinkDocument {
     /// Who measured.
     pub from: PeerName,
@@ -172,14 +173,14 @@ pub struct LinkDocument {
 }
 
 /// The links matrix.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct LinkList {
     /// Both directions of every pair that was measured.
     pub links: Vec<LinkDocument>,
 }
 
 /// A level of the tree view: pool, region or cluster.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct ViewNode {
     /// Name at this level.
     pub name: String,
@@ -203,14 +204,14 @@ pub struct ViewNode {
 }
 
 /// The tree view.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct ViewDocument {
     /// Pools (label `pool`, else `default`), in them regions, in them clusters.
     pub pools: Vec<ViewNode>,
 }
 
 /// One member.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct MemberDocument {
     /// Name.
     pub name: PeerName,
@@ -227,14 +228,14 @@ pub struct MemberDocument {
 }
 
 /// The member list.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct MemberList {
     /// By name.
     pub members: Vec<MemberDocument>,
 }
 
 /// A peer about itself.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PeerDocument {
     /// Name.
     pub name: PeerName,
@@ -280,7 +281,7 @@ pub struct PeerDocument {
 }
 
 /// Settings of a peer that are compared.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SettingsDocument {
     /// How far clock rates may be off, thousandths.
     pub rho_milli: u64,
@@ -295,7 +296,7 @@ pub struct SettingsDocument {
 }
 
 /// How much a finding matters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Weight {
     /// All is well.
@@ -309,7 +310,7 @@ pub enum Weight {
 }
 
 /// One thing that the doctor looked at.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Finding {
     /// How much it matters.
     pub weight: Weight,
@@ -322,7 +323,7 @@ pub struct Finding {
 }
 
 /// What the doctor found, the worst first.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DoctorDocument {
     /// The peer that looked.
     pub peer: PeerName,
@@ -330,4 +331,51 @@ pub struct DoctorDocument {
     pub at_ms: u64,
     /// The findings.
     pub findings: Vec<Finding>,
+}
+
+/// What became of a removal.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct RemovedDocument {
+    /// Which member.
+    pub name: PeerName,
+    /// It is none any more.
+    pub removed: bool,
+    /// It was removed before.
+    pub existed: bool,
+}
+
+/// A join token.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct TokenDocument {
+    /// The token.
+    pub token: String,
+    /// It is good for so long.
+    pub ttl_ms: u64,
+    /// Where the peer that gave it listens.
+    pub listen: String,
+}
+
+/// Whether a cluster takes attempts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct DrainDocument {
+    /// Which.
+    pub cluster: PeerName,
+    /// It takes none.
+    pub draining: bool,
+}
+
+/// A peer's configuration.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ConfigDocument {
+    /// Whose.
+    pub peer: PeerName,
+    /// As TOML, without secrets.
+    pub toml: String,
+}
+
+/// Whether the peer works.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct HealthDocument {
+    /// Its core answers.
+    pub ok: bool,
 }

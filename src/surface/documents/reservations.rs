@@ -1,5 +1,6 @@
 //! Documents about reservations.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::JobDocument;
@@ -9,7 +10,7 @@ use crate::model::reserve::At;
 use crate::model::{JobRecord, JobState};
 
 /// When and where, inside the document of a reservation's record.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ReservePartDocument {
     /// The clusters that were named; empty where the mesh chooses.
     pub asked_at: Vec<PeerName>,
@@ -24,7 +25,7 @@ pub struct ReservePartDocument {
 }
 
 /// One cluster's part.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct KeptDocument {
     /// Which cluster.
     pub cluster: PeerName,
@@ -60,7 +61,7 @@ impl ReservePartDocument {
 }
 
 /// What a cluster keeps, as it says itself.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ReservedDocument {
     /// Which reservation.
     pub id: JobId,
@@ -99,7 +100,7 @@ impl From<&ReservedReport> for ReservedDocument {
 }
 
 /// A reservation.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ReservationDocument {
     /// Its id.
     pub id: JobId,
@@ -149,7 +150,7 @@ impl ReservationDocument {
 }
 
 /// Reservations, the newest first.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct ReservationList {
     /// The reservations.
     pub reservations: Vec<ReservationDocument>,

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::base::PeerName;
@@ -15,7 +16,7 @@ fn hours(ms: u64) -> f64 {
 }
 
 /// What a tenant may use; null is no limit.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct LimitsDocument {
     /// GPUs at once.
     pub gpus: Option<u64>,
@@ -38,7 +39,7 @@ pub struct LimitsDocument {
 }
 
 /// An amount of everything that is limited.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct AmountDocument {
     /// GPUs.
     pub gpus: u64,
@@ -51,7 +52,7 @@ pub struct AmountDocument {
 }
 
 /// What the ledger says of one cluster.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ShareDocument {
     /// Which.
     pub cluster: PeerName,
@@ -62,7 +63,7 @@ pub struct ShareDocument {
 }
 
 /// What one cluster says of itself.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct SpendDocument {
     /// Which.
     pub cluster: PeerName,
@@ -77,7 +78,7 @@ pub struct SpendDocument {
 }
 
 /// A tenant.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TenantDocument {
     /// Its name.
     pub tenant: String,
@@ -102,7 +103,7 @@ pub struct TenantDocument {
 }
 
 /// Tenants that have ledgers.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct TenantList {
     /// The tenants, by name.
     pub tenants: Vec<TenantDocument>,

@@ -1,5 +1,6 @@
 //! A job's trace as one tree.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::HistoryEntry;
@@ -7,7 +8,7 @@ use crate::base::{JobId, PeerName};
 use crate::model::JobState;
 
 /// One span of a job's trace.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SpanDocument {
     /// Its id, 16 hexadecimal digits.
     pub id: String,
@@ -41,7 +42,7 @@ pub struct SpanDocument {
 }
 
 /// A job's trace, put together from its record and from what the peers wrote down.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TraceDocument {
     /// The job.
     pub id: JobId,

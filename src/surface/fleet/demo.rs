@@ -11,7 +11,7 @@ use super::super::ledger::{self, Expected, Kind};
 use super::judgement::Summary;
 use super::live::Live;
 use super::{Fleet, FleetError, Shape, acceptance, block, io};
-use crate::base::{Bytes, MilliCpu, Span};
+use crate::base::{Bytes, MilliCpu, PeerName, Span};
 use crate::model::NodeCapacity;
 use crate::model::config::Config;
 use crate::model::spec::{CheckpointSpec, JobSpec, Run};
@@ -89,7 +89,7 @@ async fn run(args: &DemoArgs) -> Result<Summary, FleetError> {
     if args.keep {
         eprintln!("the mesh is left running:");
         for peer in &fleet.peers {
-            eprintln!("  {:<4} starling --state {} clusters", peer.name, peer.dir.join("state").display());
+            eprintln!("  {}", left_running(&peer.name, &peer.dir, peer.is_up()));
         }
         say_pages(&fleet).await;
         eprintln!("  stop it with: pkill -TERM -f {}", fleet.dir.display());
@@ -104,13 +104,26 @@ async fn run(args: &DemoArgs) -> Result<Summary, FleetError> {
     outcome
 }
 
+/// How a peer that stays is asked, or one that was killed is brought back.
+fn left_running(name: &PeerName, dir: &Path, up: bool) -> String {
+    let state = dir.join("state");
+    match up {
+        true => format!("{name:<4} starling --state {} clusters", state.display()),
+        false => format!(
+            "{name:<4} was killed; to start it again: starling up --config {} --state {}",
+            dir.join("starling.toml").display(),
+            state.display()
+        ),
+    }
+}
+
 /// The page of each peer that answers, with the token that opens it.
 async fn say_pages(fleet: &Fleet) {
     for peer in &fleet.peers {
         let Ok(about) = peer.client.get::<PeerDocument>("/v1/peer").await else { continue };
         let token = std::fs::read_to_string(peer.state().join("api.token")).ok();
         if let Some(address) = about.api {
-            let link = page_link(&address, token.as_deref().map(str::trim));
+            let link = page_link(&address, "localhost", token.as_deref().map(str::trim));
             eprintln!("  {:<4} page: {link}", peer.name);
         }
     }
@@ -154,8 +167,8 @@ async fn watch(
     let mut killed = None;
     loop {
         let jobs = fleet.jobs(count + 10).await?.jobs;
-        let clusters = fleet.clusters().await?.clusters;
-        live.draw(&clusters, &jobs);
+        let (clusters, links) = (fleet.clusters().await?.clusters, fleet.links().await?.links);
+        live.draw(&clusters, &links, &jobs);
         if jobs.len() >= count && jobs.iter().all(|j| j.done) {
             return Ok(jobs);
         }
@@ -249,5 +262,20 @@ fn adapt(spec: &mut JobSpec, exe: &Path, ledger: &Path, work: &Path) {
         && !script.contains("STARLING_LEDGER")
     {
         script.push_str("\nexec \"$STARLING_BIN\" work sleep --ms 1 --ledger \"$STARLING_LEDGER\"\n");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is printed at the end can be typed: nobody answers for the peer that was killed.
+    #[test]
+    fn a_killed_peer_is_not_offered_to_be_asked() {
+        let (name, dir) = (PeerName::new("c2").expect("a name"), Path::new("/d/c2"));
+        assert_eq!(left_running(&name, dir, true), "c2   starling --state /d/c2/state clusters");
+        let killed = left_running(&name, dir, false);
+        assert!(killed.contains("was killed") && !killed.contains("clusters"), "{killed}");
+        assert!(killed.ends_with("starling up --config /d/c2/starling.toml --state /d/c2/state"), "{killed}");
     }
 }

@@ -22,7 +22,7 @@ use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::client::{Client, ClientFailure, Target};
-use super::documents::{ClusterList, JobList, SubmitDocument};
+use super::documents::{ClusterList, JobList, LinkList, SubmitDocument};
 use crate::backends::local::clock::TEST_CLOCK;
 use crate::base::{PeerName, Span};
 use crate::model::NodeCapacity;
@@ -338,6 +338,13 @@ impl Fleet {
         let alive = self.peers.iter().find(|p| p.child.is_some());
         let peer = alive.ok_or_else(|| FleetError::Invalid("no peer is left".into()))?;
         Ok(peer.client.get("/v1/clusters").await?)
+    }
+
+    /// All links, as a living peer sees them.
+    pub async fn links(&self) -> Result<LinkList, FleetError> {
+        let alive = self.peers.iter().find(|p| p.child.is_some());
+        let peer = alive.ok_or_else(|| FleetError::Invalid("no peer is left".into()))?;
+        Ok(peer.client.get("/v1/links").await?)
     }
 
     /// SIGTERM, and the wait for its end; SIGKILL where that does not come within `within`. True if it ended

@@ -165,7 +165,8 @@ async fn play(
     let (expected, jobs) = tokio::try_join!(submits, watching)?;
     live.end();
     let summary = Summary::new(&[ledger], &expected, &jobs, fleet.peers.len()).map_err(io("the ledger"))?;
-    Ok(report(summary, &jobs, args.speed, rows_left_out))
+    let clusters = fleet.peers.iter().map(|p| p.name.to_string());
+    Ok(report(summary, &jobs, clusters, args.speed, rows_left_out))
 }
 
 async fn watch(
@@ -177,8 +178,8 @@ async fn watch(
 ) -> Result<Vec<JobDocument>, FleetError> {
     loop {
         let jobs = fleet.jobs(count + 10).await?.jobs;
-        let clusters = fleet.clusters().await?.clusters;
-        live.draw(&clusters, &jobs);
+        let (clusters, links) = (fleet.clusters().await?.clusters, fleet.links().await?.links);
+        live.draw(&clusters, &links, &jobs);
         if jobs.len() >= count && jobs.iter().all(|j| j.done) {
             return Ok(jobs);
         }
@@ -231,7 +232,13 @@ fn spec(n: usize, job: &TraceJob, speed: f64, exe: &Path, ledger: &Path) -> Resu
     })
 }
 
-fn report(summary: Summary, jobs: &[JobDocument], speed: f64, rows_left_out: u64) -> Report {
+fn report(
+    summary: Summary,
+    jobs: &[JobDocument],
+    clusters: impl Iterator<Item = String>,
+    speed: f64,
+    rows_left_out: u64,
+) -> Report {
     let mean = |of: &dyn Fn(&JobDocument) -> Option<u64>| {
         let all: Vec<f64> = jobs.iter().filter_map(|j| of(j).map(|ms| ms as f64)).collect();
         all.iter().sum::<f64>() / (all.len().max(1)) as f64
@@ -239,7 +246,8 @@ fn report(summary: Summary, jobs: &[JobDocument], speed: f64, rows_left_out: u64
     let started = |j: &JobDocument| j.attempts.iter().find_map(|a| a.started_at_ms);
     let wait = mean(&|j| Some(started(j)?.saturating_sub(j.submitted_at_ms)));
     let completion = mean(&|j| Some(j.finished_at_ms?.saturating_sub(j.submitted_at_ms)));
-    let mut busy: BTreeMap<String, f64> = BTreeMap::new();
+    // A cluster that ran nothing is told of, too.
+    let mut busy: BTreeMap<String, f64> = clusters.map(|name| (name, 0.0)).collect();
     for job in jobs {
         for attempt in &job.attempts {
             if let (Some(from), Some(to)) = (attempt.started_at_ms, attempt.ended_at_ms) {
@@ -257,5 +265,36 @@ fn report(summary: Summary, jobs: &[JobDocument], speed: f64, rows_left_out: u64
         utilisation: busy.into_iter().map(|(cluster, s)| (cluster, s / whole)).collect(),
         rows_left_out,
         summary,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::surface::fake::Fake;
+
+    /// Waits and shares are of the trace's time and of whole clusters; one that ran nothing is there with nothing.
+    #[test]
+    fn a_report_has_every_cluster() {
+        let fake = Fake::new("c1");
+        let id = fake.put(Fake::spec("run: x\nresources: {gpus: 8}\nnodes: 2\n"));
+        fake.place(id, "c1");
+        fake.close(id, 0);
+        let job = JobDocument::new(&fake.state.lock().expect("state").records[&id], false);
+        let attempt = &job.attempts[0];
+        let (started, ended) = (attempt.started_at_ms.expect("started"), attempt.ended_at_ms.expect("ended"));
+        let dir = tempfile::tempdir().expect("a folder");
+        let jobs = [job.clone()];
+        std::fs::write(dir.path().join("ledger"), "").expect("written");
+        let summary = Summary::new(&[dir.path().join("ledger")], &[], &jobs, 2).expect("a summary");
+        let seconds = summary.seconds;
+        let clusters = ["c1", "c2"].map(str::to_owned).into_iter();
+        let report = report(summary, &jobs, clusters, 10.0, 0);
+        assert_eq!(report.utilisation.keys().collect::<Vec<_>>(), ["c1", "c2"]);
+        assert_eq!(report.utilisation["c2"], 0.0);
+        let share = (ended - started) as f64 / 1e3 * 16.0 / (seconds * 128.0);
+        assert!(share > 0.0 && (report.utilisation["c1"] - share).abs() < 1e-9, "{share}");
+        let wait = (started - job.submitted_at_ms) as f64 / 1e3 * 10.0;
+        assert!((report.wait_s_mean - wait).abs() < 1e-9 && report.completion_s_mean > report.wait_s_mean);
     }
 }
