@@ -137,9 +137,7 @@ impl Peer {
             prospects.victims = Some(waiting.own_victims);
         }
         if prospects.waits.is_empty() && self.exec.sched.buffered(&AttemptKey { job, epoch }) {
-            let (kept, priority) = self.exec.sched.buffer();
-            prospects.waits =
-                format!("{kept} GPUs are kept free for jobs that ran before and priority {priority}");
+            prospects.waits = self.buffer_words();
         }
         prospects.reserved = self.reserved_against(&AttemptKey { job, epoch });
         let message = match self.speaks_terms(&to) {

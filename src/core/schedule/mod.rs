@@ -12,6 +12,7 @@
 //! | `preempt` | victims |
 //! | `promised` | capacity that is promised to a tenant for a time |
 //! | `outlook` | places and start estimates |
+//! | `stand` | what a request lacks now |
 //!
 //! **Bounds.** One pass looks at `depth` requests and tries each kind of request that does not fit once; joining costs one
 //! try. A try looks at the nodes that have enough whole GPUs. At most `RESERVATIONS_MAX` requests, of disjoint GPU models,
@@ -26,6 +27,7 @@ pub mod order;
 pub mod outlook;
 pub mod preempt;
 pub mod promised;
+pub mod stand;
 #[cfg(test)]
 mod tests;
 
