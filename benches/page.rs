@@ -215,6 +215,8 @@ impl Feed {
             gpus: 4,
             granted: false,
             age: Span::secs(n),
+            why: "3 of 4 GPUs wanted are free".into(),
+            starts_in: Some(Span::secs(n)),
         };
         InspectReport {
             attempts: (0..60).map(attempt).collect(),

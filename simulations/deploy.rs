@@ -316,3 +316,25 @@ fn the_replay_stage_looks_at_times_and_shares() {
         assert!(good.contains(from) && !holds(&good.replace(from, to)), "{from} -> {to}");
     }
 }
+
+/// `promtool test rules` tries what is written there; this says that it is written for every rule: a case in which it
+/// fires, and one in which it does not.
+#[test]
+fn every_alert_rule_is_tried_both_ways() {
+    let rules = read("deploy/prometheus/rules.yml");
+    let names: Vec<&str> = rules.lines().filter_map(|l| l.trim().strip_prefix("- alert: ")).collect();
+    assert!(names.len() > 10, "{names:?}");
+    let tests = read("deploy/prometheus/rules_test.yml");
+    let cases: Vec<&str> = tests.split("- eval_time: ").skip(1).collect();
+    for name in names {
+        let of = |case: &&&str| case.lines().nth(1).is_some_and(|l| l.trim() == format!("alertname: {name}"));
+        let (fires, quiet): (Vec<&&str>, Vec<&&str>) =
+            cases.iter().filter(of).partition(|case| case.contains("exp_alerts:"));
+        assert!(
+            !fires.is_empty() && !quiet.is_empty(),
+            "{name}: {} fire, {} do not",
+            fires.len(),
+            quiet.len()
+        );
+    }
+}

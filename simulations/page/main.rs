@@ -105,6 +105,7 @@ fn the_page_shows_a_live_mesh_and_acts_on_it() {
     };
     signs_in(&scene);
     views(&scene);
+    keyboard(&scene);
     let job = a_job_moves_without_reload(&scene);
     logs_and_cancel(&scene, &job);
     let touched = jobs_at_the_third(&scene);
@@ -174,6 +175,54 @@ fn views(scene: &Scene) {
     browser.until("the cluster", "document.querySelector('main').dataset.view.startsWith('Cluster ')");
     scene.looks_right("cluster");
     assert!(scene.marked(), "a link loaded the whole document");
+}
+
+/// Everything that is shown is reached without a mouse. Two jobs run.
+fn keyboard(scene: &Scene) {
+    const ENTER: &str = "\u{e007}";
+    const ESCAPE: &str = "\u{e00c}";
+    const TAB: &str = "\u{e004}";
+    let browser = &scene.browser;
+    browser.keys("gj");
+    browser.until("jobs", "document.querySelector('main').dataset.view === 'Jobs'");
+    browser.until("two rows", "document.querySelectorAll('main tbody tr').length === 2");
+    browser.keys("?");
+    browser.until("the keys are listed", "document.querySelector('#keys').open");
+    browser.keys(ESCAPE);
+    browser.until("and closed", "!document.querySelector('#keys').open");
+    // Down, down, no further; up; and into the job that has the focus.
+    let at = "[...document.querySelectorAll('tr[data-href] a.id')].indexOf(document.activeElement)";
+    for (key, row) in [("j", 0), ("j", 1), ("j", 1), ("k", 0)] {
+        browser.keys(key);
+        browser.until(&format!("{key} goes to row {row}"), &format!("{at} === {row}"));
+    }
+    let name = browser.run("return document.querySelector('tr[data-href] td:nth-child(2)').textContent");
+    browser.keys(ENTER);
+    let name = name.as_str().expect("a name");
+    browser.until("the job", &format!("document.querySelector('h1').textContent === '{name}'"));
+    // What acts can be reached, and asks; escape leaves things as they are.
+    browser.run("document.querySelector('main').focus()");
+    browser.keys(TAB);
+    browser.until("the first button", "document.activeElement.matches('main button[data-act]')");
+    browser.keys(ENTER);
+    browser.until("it asks", "document.querySelector('#ask').open");
+    browser.keys(ESCAPE);
+    browser.until("and leaves it", "!document.querySelector('#ask').open");
+    assert_eq!(browser.run("return document.querySelector('.state.big').textContent"), "running");
+    // Letters that are typed are no commands.
+    browser.keys("gj");
+    browser.until("jobs", "document.querySelector('main').dataset.view === 'Jobs'");
+    browser.keys("/");
+    browser.keys("gc");
+    browser.until(
+        "no job is like that",
+        "document.querySelector('main').textContent.includes('No job is like that')",
+    );
+    assert_eq!(browser.run("return document.querySelector('main').dataset.view"), "Jobs");
+    browser.keys(ESCAPE);
+    browser.keys("go");
+    browser.until("the overview", "document.querySelector('main').dataset.view === 'Overview'");
+    assert!(scene.marked(), "a key loaded the whole document");
 }
 
 fn a_job_moves_without_reload(scene: &Scene) -> String {

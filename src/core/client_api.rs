@@ -369,4 +369,10 @@ pub struct ClaimView {
     pub granted: bool,
     /// How long it has waited here.
     pub age: Span,
+    /// Why it waits, in words and numbers; empty where it is far behind, and of peers of an older version.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub why: String,
+    /// How long until it starts, if that can be known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub starts_in: Option<Span>,
 }

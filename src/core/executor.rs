@@ -11,6 +11,7 @@ mod elsewhere;
 mod queue;
 mod quota;
 mod rebind;
+mod why;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -395,20 +396,6 @@ impl Executor {
             staging: a.staging.clone().filter(|_| a.phase == Phase::Starting),
         };
         self.attempts.iter().map(view).collect()
-    }
-
-    pub fn queue_view(&self, now: Instant) -> Vec<ClaimView> {
-        let view = |job: &JobId, w: &Waiting| ClaimView {
-            job: *job,
-            owner: w.owner.clone(),
-            priority: w.claim.priority,
-            gpus: gpus_of(&w.claim),
-            granted: self.grants.contains_key(job),
-            age: now.since(w.arrived),
-        };
-        let granted = self.grants.keys().copied();
-        let all = granted.chain(self.sched.in_order(now).map(|key| key.job));
-        all.filter_map(|job| self.claims.get(&job).map(|w| view(&job, w))).collect()
     }
 
     fn drop_claim(&mut self, job: &JobId) -> Option<Waiting> {

@@ -400,7 +400,7 @@ impl Peer {
         counters.insert("register_in_flight".into(), self.proposer.in_flight() as u64);
         InspectReport {
             attempts: self.exec.attempts_view(self.now.mono),
-            queue: self.exec.queue_view(self.now.mono),
+            queue: self.queue_view(),
             contacts: self.contacts.ages(self.now.mono),
             records,
             records_live,

@@ -24,6 +24,8 @@ mod groups_tests;
 mod places_tests;
 #[path = "reserve/tests.rs"]
 mod reserve_tests;
+#[path = "executor/why_tests.rs"]
+mod why_tests;
 
 struct Site {
     core: Peer,

@@ -12,9 +12,12 @@ use crate::base::*;
 use crate::core::api::*;
 use crate::core::placement::{Estimate, Reason};
 use crate::model::record::{Birth, CancelIntent, Change, MoveIntent};
-use crate::model::report::{CapacityReport, LinkSample, Liveness, MemberView, NodeCapacity, Report, View};
+use crate::model::report::{
+    CapacityReport, HealthReport, LinkSample, Liveness, MemberView, NodeCapacity, Report, View,
+};
 use crate::model::{JobRecord, JobSpec, Placement, QueueReport};
 use crate::runtime::*;
+use crate::surface::documents;
 
 pub fn name(text: &str) -> PeerName {
     PeerName::new(text).expect("a name")
@@ -29,6 +32,24 @@ pub struct State {
     pub fails: Option<ClientError>,
     pub draining: bool,
     pub removed: BTreeSet<PeerName>,
+    pub queue: Vec<ClaimView>,
+    /// Peers that are not alive.
+    pub away: BTreeMap<PeerName, Liveness>,
+    /// Peers that have told nothing yet.
+    pub unheard: BTreeSet<PeerName>,
+    /// How long ago a peer was heard, and measured its links; others: at the beginning of time.
+    pub heard_ago: BTreeMap<PeerName, Span>,
+    pub isolated: bool,
+    /// Regions; others have one of their own.
+    pub regions: BTreeMap<PeerName, String>,
+    pub health: BTreeMap<PeerName, HealthReport>,
+    /// Clusters without a GPU.
+    pub no_gpus: BTreeSet<PeerName>,
+    /// More rows of `why`.
+    pub candidates: Vec<Candidate>,
+    /// It measures its links to all others.
+    pub measures: bool,
+    pub log: Option<crate::runtime::eventlog::EventLog>,
 }
 
 /// The fake.
@@ -125,7 +146,8 @@ impl Fake {
         };
         let (summary, owner) = ("waits for GPUs".into(), Some(self.me.clone()));
         let (policy, groups) = (BTreeMap::from([("wait".to_owned(), 0.3)]), None);
-        let clusters = vec![candidate];
+        let mut clusters = vec![candidate];
+        clusters.extend(self.state.lock().expect("state").candidates.iter().cloned());
         ClientResponse::Why(Box::new(WhyReport {
             summary,
             state: None,
@@ -137,7 +159,12 @@ impl Fake {
         }))
     }
 
-    fn report(&self, peer: &PeerName) -> Report {
+    fn report(&self, peer: &PeerName, others: &[PeerName]) -> Report {
+        let state = self.state.lock().expect("state");
+        let ago = state.heard_ago.get(peer).copied();
+        let heard_at =
+            ago.map_or(Instant(0), |ago| Instant(documents::boottime_now().0.saturating_sub(ago.0)));
+        let at = ago.map_or(WallTime(1), |ago| WallTime(documents::wall_now().0 - ago.as_millis()));
         let node = NodeCapacity {
             name: "n".into(),
             count: 1,
@@ -150,7 +177,7 @@ impl Fake {
         };
         let capacity = CapacityReport {
             backend: "local".into(),
-            region: format!("region-{peer}"),
+            region: state.regions.get(peer).cloned().unwrap_or_else(|| format!("region-{peer}")),
             zone: String::new(),
             labels: BTreeMap::new(),
             price_milli: 2_500,
@@ -161,16 +188,23 @@ impl Fake {
             nodes_out: Default::default(),
         };
         let gpus = |n| BTreeMap::from([("A100-80G".to_owned(), n)]);
-        let queue =
+        let mut queue =
             QueueReport { gpus_free: gpus(3), gpus_total: gpus(8), running: 5, ..QueueReport::default() };
-        let link = LinkSample {
-            to: self.me.clone(),
+        if state.no_gpus.contains(peer) {
+            (queue.gpus_free, queue.gpus_total) = Default::default();
+        }
+        let link = |to: &PeerName| LinkSample {
+            to: to.clone(),
             rtt_us: 1_500,
             loss_ppm: 0,
             bandwidth_bps: Some(1_000_000_000),
-            bandwidth_at: Some(WallTime(1)),
-            at: WallTime(1),
+            bandwidth_at: Some(at),
+            at,
             direct: true,
+        };
+        let links = match *peer == self.me {
+            true => others.iter().filter(|_| state.measures).map(link).collect(),
+            false => vec![link(&self.me)],
         };
         Report {
             peer: peer.clone(),
@@ -178,13 +212,13 @@ impl Fake {
             capacity: Some(capacity),
             queue: Some(queue),
             contact: None,
-            health: None,
+            health: state.health.get(peer).cloned(),
             build: None,
-            links: if *peer == self.me { vec![] } else { vec![link] },
+            links,
             data: None,
             images: None,
             alerts: None,
-            heard_at: Instant(0),
+            heard_at,
         }
     }
 
@@ -261,17 +295,21 @@ impl PeerHandle for Fake {
         }
     }
     fn view(&self) -> Arc<View> {
-        let others = self.others.lock().expect("others");
+        let others: Vec<PeerName> = self.others.lock().expect("others").keys().cloned().collect();
+        let (away, unheard, isolated) = {
+            let state = self.state.lock().expect("state");
+            (state.away.clone(), state.unheard.clone(), state.isolated)
+        };
         let member = |peer: &PeerName| MemberView {
             peer: peer.clone(),
             store: StoreId([1; 16]),
             witness: false,
-            liveness: Liveness::Alive,
+            liveness: away.get(peer).copied().unwrap_or(Liveness::Alive),
             draining: false,
-            report: Some(Arc::new(self.report(peer))),
+            report: (!unheard.contains(peer)).then(|| Arc::new(self.report(peer, &others))),
         };
-        let members = others.keys().chain([&self.me]).map(|p| (p.clone(), member(p))).collect();
-        Arc::new(View { members, isolated: false })
+        let members = others.iter().chain([&self.me]).map(|p| (p.clone(), member(p))).collect();
+        Arc::new(View { members, isolated })
     }
     fn members(&self) -> Vec<MemberInfo> {
         let state = self.state.lock().expect("state");
@@ -328,10 +366,11 @@ impl PeerHandle for Fake {
             ClientRequest::Inspect => {
                 let state = self.state.lock().expect("state");
                 let counters = BTreeMap::from([("commits".into(), 7)]);
-                let attempts = state.attempts.clone();
+                let (attempts, queue) = (state.attempts.clone(), state.queue.clone());
                 let records = state.records.len();
                 ClientResponse::Inspect(Box::new(InspectReport {
                     attempts,
+                    queue,
                     records,
                     counters,
                     ..Default::default()
@@ -363,6 +402,9 @@ impl PeerHandle for Fake {
     }
     fn events(&self) -> broadcast::Receiver<Event> {
         self.events.subscribe()
+    }
+    fn log(&self) -> Option<crate::runtime::eventlog::EventLog> {
+        self.state.lock().expect("state").log.clone()
     }
     fn metrics(&self) -> String {
         "starling_fake 1\n# EOF\n".into()

@@ -43,3 +43,4 @@ pub use inbox::Arrivals;
 pub use join::join_call;
 pub use keys::PublicKey;
 pub use net::Net;
+pub use pool::{OTHER_DISK, STARTED_SINCE};

@@ -29,6 +29,11 @@ pub(super) struct Slot {
     pub meter: Meter,
 }
 
+/// What a peer hears whose identity another process uses, behind its name: that one started later,
+pub const STARTED_SINCE: &str = " has started again since";
+/// or has another disk.
+pub const OTHER_DISK: &str = " is linked already with disk";
+
 #[derive(Debug, Default)]
 struct Dial {
     busy: bool,
@@ -42,10 +47,10 @@ impl Slot {
     fn refuses(&self, peer: &PeerName, boot: u64, store: &StoreId) -> Result<(), String> {
         for other in self.links.iter().filter(|other| other.alive()) {
             if other.boot > boot {
-                return Err(format!("{peer} has started again since (boot {})", other.boot));
+                return Err(format!("{peer}{STARTED_SINCE} (boot {})", other.boot));
             }
             if other.boot == boot && other.store != *store {
-                return Err(format!("{peer} is linked already with disk {}", other.store));
+                return Err(format!("{peer}{OTHER_DISK} {}", other.store));
             }
         }
         Ok(())

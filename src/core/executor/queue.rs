@@ -135,9 +135,7 @@ impl Peer {
             prospects.victims = Some(waiting.own_victims);
         }
         if prospects.waits.is_empty() && self.exec.sched.buffered(&AttemptKey { job, epoch }) {
-            let (kept, priority) = self.exec.sched.buffer();
-            prospects.waits =
-                format!("{kept} GPUs are kept free for jobs that ran before and priority {priority}");
+            prospects.waits = self.buffer_words();
         }
         prospects.yields = self.exec.sched.yields(&AttemptKey { job, epoch });
         prospects.reserved = self.reserved_against(&AttemptKey { job, epoch });

@@ -13,6 +13,7 @@
 //! | `promised` | capacity that is promised to a tenant for a time |
 //! | `outlook` | places and start estimates |
 //! | `elsewhere` | what other clusters keep for whom |
+//! | `stand` | what a request lacks now |
 //!
 //! **Bounds.** One pass looks at `depth` requests and tries each kind of request that does not fit once; joining costs one
 //! try. A try looks at the nodes that have enough whole GPUs. At most `RESERVATIONS_MAX` requests, of disjoint GPU models,
@@ -30,6 +31,7 @@ pub mod order;
 pub mod outlook;
 pub mod preempt;
 pub mod promised;
+pub mod stand;
 #[cfg(test)]
 mod tests;
 

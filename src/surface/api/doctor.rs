@@ -20,6 +20,7 @@ use crate::model::report::Liveness;
 use crate::surface::documents::{
     ClusterDocument, DoctorDocument, Finding, LinkDocument, PeerDocument, Weight, wall_now,
 };
+use crate::transport::{OTHER_DISK, STARTED_SINCE};
 
 const PEER_ANSWERS_WITHIN: Duration = Duration::from_secs(3);
 /// Wall clocks may be off by this much before it is said: they are for people only, but people compare log lines.
@@ -53,14 +54,25 @@ pub async fn doctor(State(api): State<Api>) -> ApiResult<Json<DoctorDocument>> {
     findings.extend(clusters.clusters.iter().filter_map(closed));
     findings.push(disk(&api.handle.metrics()));
     findings.extend(records(&api).await);
-    findings.extend(refused(&api.handle.refusals()));
+    findings.extend(refused(&me.name, &api.handle.refusals()));
     findings.push(compare::ports(&api.handle.members(), &me.name, &me.listen).await);
     findings.sort_by_key(|f| std::cmp::Reverse(f.weight));
     Ok(Json(DoctorDocument { peer: me.name, at_ms: wall_now().0, findings }))
 }
 
 /// What a member says of this peer itself comes before any guess about the network.
-fn refused(told: &[(PeerName, String)]) -> Option<Finding> {
+fn refused(me: &PeerName, told: &[(PeerName, String)]) -> Option<Finding> {
+    // They hold a link with another process of this name, and this one runs.
+    let other = [STARTED_SINCE, OTHER_DISK].map(|words| format!("{me}{words}"));
+    if let Some((peer, why)) = told.iter().find(|(_, why)| other.iter().any(|words| why.starts_with(words))) {
+        return Some(finding(
+            Weight::Bad,
+            "identity",
+            format!("another process uses the identity of {me}: {peer} says that {why}"),
+            "this state folder was copied, or is an older copy put back: stop this peer, keep the one that the others take, and give a \
+             second machine a token and an empty folder of its own",
+        ));
+    }
     let (peer, why) = told.first()?;
     let text = format!("{peer} takes no link from this peer: {why}");
     Some(finding(
@@ -191,7 +203,14 @@ async fn peers(api: &Api, me: &PeerDocument) -> Vec<Finding> {
             (name, before, wall_now().0, read)
         }
     });
-    let answers: Vec<_> = futures::stream::iter(asked).buffer_unordered(16).collect().await;
+    let answers: Vec<Answer> = futures::stream::iter(asked).buffer_unordered(16).collect().await;
+    of_answers(me, answers, wall_now().0)
+}
+
+/// Who was asked, the time here before and after, and what it said, if it did.
+type Answer = (PeerName, u64, u64, Option<PeerDocument>);
+
+fn of_answers(me: &PeerDocument, answers: Vec<Answer>, now: u64) -> Vec<Finding> {
     let mut documents = vec![me.clone()];
     let (mut silent, mut clocks) = (Vec::new(), Vec::new());
     for (name, before, after, read) in answers {
@@ -208,7 +227,6 @@ async fn peers(api: &Api, me: &PeerDocument) -> Vec<Finding> {
         }
         documents.push(document);
     }
-    let now = wall_now().0;
     let ending: Vec<String> = documents
         .iter()
         .filter(|d| d.certificate_until_ms.saturating_sub(now) < CERTIFICATE_MS)
@@ -342,6 +360,10 @@ async fn records(api: &Api) -> Vec<Finding> {
     };
     vec![records, compare::homes(&jobs, alive)]
 }
+
+#[cfg(test)]
+#[path = "doctor/found_tests.rs"]
+mod found_tests;
 
 #[cfg(test)]
 mod tests {

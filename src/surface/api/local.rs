@@ -1,5 +1,7 @@
 //! What this peer itself holds; other peers ask these routes through `serve_proxy`.
 
+use std::time::Duration;
+
 use axum::Json;
 use axum::extract::State;
 
@@ -7,9 +9,13 @@ use super::input::{Q, Segment};
 use super::jobs::{ListQuery, why_here};
 use super::resolve::place_text;
 use super::{Api, ApiError, ApiResult, resolve};
+use crate::base::PeerName;
 use crate::core::api::{InspectReport, JobFilter};
 use crate::core::{ClientRequest, ClientResponse};
 use crate::surface::documents::{InspectDocument, JobDocument, JobList, WhyDocument};
+
+/// Another peer is asked for its insides for so long.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 
 /// `GET /v1/local/jobs`
 pub async fn jobs(State(api): State<Api>, Q(query): Q<ListQuery>) -> ApiResult<Json<JobList>> {
@@ -34,6 +40,20 @@ pub async fn core_report(api: &Api) -> ApiResult<InspectReport> {
         ClientResponse::Inspect(report) => Ok(*report),
         _ => Err(ApiError::Internal("inspect")),
     }
+}
+
+/// The core's report of another peer, or of this one.
+pub async fn report_of(api: &Api, name: &PeerName) -> ApiResult<InspectReport> {
+    if *name == api.handle.about().name {
+        return core_report(api).await;
+    }
+    let asked = resolve::ask(api, name, "GET", "/v1/local/inspect".into());
+    let bytes = tokio::time::timeout(ANSWERS_WITHIN, asked).await.map_err(|_| {
+        ApiError::Conflict(format!("{name} did not answer within {} s", ANSWERS_WITHIN.as_secs()))
+    })??;
+    let read: InspectDocument =
+        serde_json::from_slice(&bytes).map_err(|_| ApiError::Internal("inspect of another peer"))?;
+    Ok(read.core)
 }
 
 /// `GET /v1/local/inspect`

@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::input::{self, Bounded, NoBody, Q, Segment};
-use super::{Api, ApiError, ApiResult, resolve};
+use super::{Api, ApiError, ApiResult, local, resolve};
 use crate::backends::local::clock;
 use crate::base::{PeerName, Span, WallTime};
 use crate::model::report::{Liveness, MemberView};
@@ -53,6 +53,16 @@ pub async fn cluster(
     } else {
         Json(ClusterDocument::new(member, age_ms(member))).into_response()
     })
+}
+
+/// `GET /v1/clusters/{name}/queue`
+pub async fn queue(State(api): State<Api>, name: Segment) -> ApiResult<Json<QueueDocument>> {
+    let name = name.peer()?;
+    if !api.handle.view().members.contains_key(&name) {
+        return Err(ApiError::NotFound(format!("cluster {name} in this mesh")));
+    }
+    let report = local::report_of(&api, &name).await?;
+    Ok(Json(QueueDocument::new(name, &report.queue)))
 }
 
 /// `GET /v1/links`

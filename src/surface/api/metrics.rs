@@ -22,16 +22,31 @@ const LINKS_MAX: usize = 1_000;
 const CORE_GAUGES: [&str; 2] = ["records_unsettled", "register_in_flight"];
 
 /// Counters of the core that are there from the start, so that a rule about them has something to look at.
-const CORE_ALWAYS: [&str; 8] = [
+const CORE_ALWAYS: [&str; 20] = [
     "register_commits",
     "register_fast_commits",
     "register_conflicts",
     "register_timeouts",
+    "register_line_full",
     "takeovers",
     "homes_moved",
+    "home_moves_failed",
     "grants_expired",
+    "preemptions",
     "contact_renewals_failed",
+    "disk_rolled_back",
+    "absurd_ballots",
+    "cards_ignored",
+    "closes_refused",
+    "placements_refused",
+    "gatherings_given_up",
+    "reservations_refused",
+    "shares_refused",
+    "keys_undecided",
 ];
+
+/// The same for kinds of events: what begins with 1 has never increased.
+const EVENTS_ALWAYS: [&str; 3] = ["job.placed", "job.lost_contact", "invariant.violated"];
 
 /// `GET /metrics`
 pub async fn metrics(State(api): State<Api>) -> Response {
@@ -283,7 +298,9 @@ fn event_lines(out: &mut String, api: &Api) {
         histogram.write(out, name);
     }
     head(out, "starling_events", "counter", "Events of this peer by kind.");
-    for (kind, n) in &measures.kinds {
+    let mut kinds: BTreeMap<&str, u64> = EVENTS_ALWAYS.iter().map(|kind| (*kind, 0)).collect();
+    kinds.extend(measures.kinds.iter().map(|(kind, n)| (kind.as_str(), *n)));
+    for (kind, n) in kinds {
         let _ = writeln!(out, "starling_events_total{{kind=\"{}\"}} {n}", label(kind));
     }
     if let Some(log) = api.handle.log() {
@@ -336,3 +353,7 @@ pub async fn healthz(State(api): State<Api>) -> Response {
         Err(_) => (StatusCode::SERVICE_UNAVAILABLE, Json(HealthDocument { ok: false })).into_response(),
     }
 }
+
+#[cfg(test)]
+#[path = "metrics_tests.rs"]
+mod tests;

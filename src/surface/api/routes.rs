@@ -84,6 +84,7 @@ pub(crate) const ROUTES: &[Route] = &[
     route!("POST" "/v1/jobs/{id}/checkpoint" "Publish a checkpoint; one of an older epoch is refused" &[], JSON, post(jobs::checkpoint)),
     route!("GET" "/v1/clusters" "Clusters as this peer sees them" &[], JSON, get(mesh::clusters)),
     route!("GET" "/v1/clusters/{name}" "One cluster" &[("report", "boolean", "the member status report instead")], JSON, get(mesh::cluster)),
+    route!("GET" "/v1/clusters/{name}/queue" "What waits at one cluster, in order, with the reason of each" &[], JSON, get(mesh::queue)),
     route!("GET" "/v1/links" "RTT, loss and bandwidth between clusters" &[], JSON, get(mesh::links)),
     route!("GET" "/v1/view" "Capacity as a tree: pool, region, cluster" &[], JSON, get(mesh::view)),
     route!("GET" "/v1/peer" "The peer that answers" &[], JSON, get(mesh::peer)),

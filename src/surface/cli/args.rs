@@ -323,6 +323,9 @@ pub struct JobsArgs {
     /// At most so many, newest first
     #[arg(long, default_value_t = 100, value_name = "N")]
     pub limit: usize,
+    /// What waits in this cluster's queue, in order, and why each does
+    #[arg(long, value_name = "CLUSTER", conflicts_with_all = ["tenant", "states", "since", "until", "before", "array", "complete"])]
+    pub at: Option<PeerName>,
     /// Only jobs of this array, by its id; without it jobs of arrays are left out
     #[arg(long, value_name = "ID")]
     pub array: Option<String>,

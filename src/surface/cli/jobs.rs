@@ -10,7 +10,7 @@ use super::args::{JobsArgs, WaitArgs};
 use super::output::{Table, brief, plain};
 use super::submit::code_of;
 use super::{Asking, CommandResult, Failure, Reply, exit};
-use crate::base::Bytes;
+use crate::base::{Bytes, PeerName};
 use crate::model::staging::Staging;
 use crate::model::{JobState, Outcome};
 use crate::surface::api::escape;
@@ -22,6 +22,9 @@ const POLL_SECS: u64 = 30;
 
 /// `starling jobs`
 pub async fn list(asking: &Asking, args: JobsArgs) -> CommandResult {
+    if let Some(cluster) = &args.at {
+        return queue(asking, cluster, args.limit).await;
+    }
     let mut path = format!("/v1/jobs?limit={}", args.limit);
     let (since, until) = (moment(&args.since), moment(&args.until));
     let asked = [
@@ -65,6 +68,32 @@ pub async fn list(asking: &Asking, args: JobsArgs) -> CommandResult {
     }
     let code = if args.complete && !list.unanswered.is_empty() { exit::PARTIAL } else { exit::OK };
     Ok(Reply::new(&list, text).with_code(code))
+}
+
+/// `starling queue --at CLUSTER`
+async fn queue(asking: &Asking, cluster: &PeerName, limit: usize) -> CommandResult {
+    let queue: QueueDocument = asking.client.get(&format!("/v1/clusters/{cluster}/queue")).await?;
+    let mut table =
+        Table::new(asking.style, &["PLACE", "ID", "GPUS", "PRIO", "OWNER", "WAITED", "STARTS IN", "WHY"]);
+    for c in queue.claims.iter().take(limit) {
+        table.row([
+            c.place.to_string(),
+            c.job.short(),
+            c.gpus.to_string(),
+            c.priority.to_string(),
+            plain(c.owner.as_str()),
+            brief(c.waited_ms),
+            c.starts_in_ms.map_or_else(|| "-".into(), brief),
+            if c.why.is_empty() { "-".into() } else { plain(&c.why) },
+        ]);
+    }
+    let more = queue.claims.len().saturating_sub(limit);
+    let mut text =
+        if queue.claims.is_empty() { format!("nothing waits at {cluster}\n") } else { table.render() };
+    if more > 0 {
+        text.push_str(&format!("and {more} more: raise --limit\n"));
+    }
+    Ok(Reply::new(&queue, text))
 }
 
 /// A length of time means so long ago; whether another text is a date, the peer says.

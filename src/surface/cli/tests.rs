@@ -5,16 +5,17 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
+use crate::surface::client::{Client, Target};
 use crate::surface::fake::Fake;
 use crate::surface::serve::{ApiListeners, bind_unix, serve};
 
-struct Peer {
+pub(super) struct Peer {
     dir: tempfile::TempDir,
     stop: CancellationToken,
     serving: tokio::task::JoinHandle<std::io::Result<()>>,
 }
 
-fn peer(fake: std::sync::Arc<Fake>) -> Peer {
+pub(super) fn peer(fake: std::sync::Arc<Fake>) -> Peer {
     let dir = tempfile::tempdir().expect("dir");
     let unix = bind_unix(&dir.path().join("api.sock")).expect("socket");
     let stop = CancellationToken::new();
@@ -38,7 +39,11 @@ impl Peer {
         done.await.expect("in time")
     }
 
-    async fn end(self) {
+    pub(super) fn client(&self) -> Client {
+        Client::new(Target::Unix(self.dir.path().join("api.sock")), None, None).expect("a client")
+    }
+
+    pub(super) async fn end(self) {
         self.stop.cancel();
         self.serving.await.expect("no panic").expect("ok");
     }
@@ -60,6 +65,7 @@ fn the_command_line_is_sound() {
         &["starling", "run", "--gpus", "1"],
         &["starling", "submit"],
         &["starling", "clusters", "--report"],
+        &["starling", "queue", "--at", "a", "--tenant", "t"],
         &["starling", "replay", "t.csv", "--speed", "nan"],
         &["starling", "logs", "x", "--stream", "both"],
         &["starling", "up", "--name", "Not A Name"],
@@ -181,6 +187,42 @@ async fn failures_have_their_codes() {
     fake.state.lock().expect("state").fails =
         Some(crate::core::api::ClientError::Unknown { answered: 1, needed: 2, job: None });
     assert_eq!(code(peer.does(&["run", "--", "true"]).await), exit::UNKNOWN);
+    peer.end().await;
+}
+
+#[tokio::test]
+async fn the_queue_of_one_cluster_says_why_each_waits() {
+    let (fake, other) = (Fake::new("a"), Fake::new("b"));
+    let claim = |n: u8, why: &str, starts_in| crate::core::api::ClaimView {
+        job: crate::base::JobId([n; 20]),
+        owner: crate::surface::fake::name("a"),
+        priority: 50,
+        gpus: 8,
+        granted: false,
+        age: crate::base::Span::secs(95),
+        why: why.into(),
+        starts_in,
+    };
+    let soon = Some(crate::base::Span::secs(300));
+    other.state.lock().expect("state").queue =
+        vec![claim(1, "3 of 8 GPUs wanted are free", soon), claim(2, "kept for \u{1b}[31mred", None)];
+    fake.knows("b", Some(crate::surface::router(other)));
+    fake.knows("gone", None);
+    let peer = peer(fake);
+    let reply = peer.does(&["queue", "--at", "b"]).await.expect("a queue");
+    let lines: Vec<&str> = reply.text.lines().collect();
+    assert_eq!(lines.len(), 3, "{}", reply.text);
+    assert!(lines[1].starts_with("1 ") && lines[1].contains("95s"), "{}", reply.text);
+    assert!(lines[1].contains("5m") && lines[1].ends_with("3 of 8 GPUs wanted are free"), "{}", reply.text);
+    assert!(lines[2].contains("kept for") && !reply.text.contains('\u{1b}'), "{}", reply.text);
+    let first = &reply.document["claims"][0];
+    assert_eq!((&first["why"], &first["place"]), (&json!("3 of 8 GPUs wanted are free"), &json!(1)));
+    assert_eq!((&first["starts_in_ms"], &first["waited_ms"]), (&json!(300_000), &json!(95_000)));
+    let short = peer.does(&["queue", "--at", "b", "--limit", "1"]).await.expect("a queue").text;
+    assert!(short.contains("and 1 more") && !short.contains("kept for"), "{short}");
+    assert!(peer.does(&["queue", "--at", "a"]).await.expect("a queue").text.contains("nothing waits at a"));
+    assert_eq!(code(peer.does(&["queue", "--at", "nobody"]).await), exit::NOT_FOUND);
+    assert_eq!(code(peer.does(&["queue", "--at", "gone"]).await), exit::UNREACHABLE);
     peer.end().await;
 }
 

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::base::PeerName;
+use crate::base::{JobId, PeerName, Span};
+use crate::core::api::ClaimView;
 use crate::model::QueueReport;
 use crate::model::report::{MemberView, NodeCapacity, NodesOut};
 
@@ -149,6 +150,56 @@ pub struct ClusterList {
     pub clusters: Vec<ClusterDocument>,
     /// The answering peer reaches nobody: everything else here is old.
     pub isolated: bool,
+}
+
+/// What waits at one cluster, in order, as that cluster says now.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueueDocument {
+    /// Which cluster.
+    pub cluster: PeerName,
+    /// What waits: first those that hold a grant.
+    pub claims: Vec<ClaimDocument>,
+}
+
+/// A claim in a cluster's queue.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClaimDocument {
+    /// Place in the queue, from 1.
+    pub place: u64,
+    /// Which job.
+    pub job: JobId,
+    /// Who claims.
+    pub owner: PeerName,
+    /// Priority.
+    pub priority: u8,
+    /// GPUs over all nodes.
+    pub gpus: u64,
+    /// It holds a grant that its owner has not taken yet.
+    pub granted: bool,
+    /// How long it has waited there.
+    pub waited_ms: u64,
+    /// How long until it starts, if that can be known.
+    pub starts_in_ms: Option<u64>,
+    /// Why it waits, in words and numbers; empty where it is far behind, and of a cluster of an older version.
+    pub why: String,
+}
+
+impl QueueDocument {
+    /// A cluster's queue as its core tells it.
+    pub fn new(cluster: PeerName, queue: &[ClaimView]) -> Self {
+        let claim = |(n, c): (usize, &ClaimView)| ClaimDocument {
+            place: n as u64 + 1,
+            job: c.job,
+            owner: c.owner.clone(),
+            priority: c.priority,
+            gpus: c.gpus,
+            granted: c.granted,
+            waited_ms: c.age.as_millis(),
+            starts_in_ms: c.starts_in.map(Span::as_millis),
+            why: c.why.clone(),
+        };
+        Self { cluster, claims: queue.iter().enumerate().map(claim).collect() }
+    }
 }
 
 /// One direction of a link, as its first end measured it.

@@ -2,20 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::time::Duration;
 
 use axum::extract::State;
 
 use super::html::{self, Gpus, ago, brief, cell, cut, esc, number, panel};
-use super::{Answer, Page, answer, clusters as cluster_list, notice};
-use crate::base::{Bytes, PeerName};
+use super::{Answer, Page, alone, answer, asked_now, clusters as cluster_list, notice, told};
+use crate::base::Bytes;
 use crate::core::api::InspectReport;
 use crate::surface::api::input::Segment;
-use crate::surface::api::{Api, ApiError, history, local, resolve};
-use crate::surface::documents::{ClusterDocument, HistoryEntry, InspectDocument};
+use crate::surface::api::{Api, ApiError, history, local};
+use crate::surface::documents::{ClusterDocument, HistoryEntry};
 
-/// A cluster is asked for its queue for so long.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 /// Rows of a queue that are shown.
 const ROWS_MAX: usize = 200;
 /// Events that are shown.
@@ -38,10 +35,10 @@ pub async fn clusters(State(api): State<Api>) -> Answer {
             html::word(html::standing(c)),
             esc(&c.region),
             gpus.bar(),
-            cell(gpus.free),
-            cell(gpus.total()),
-            cell(c.running.into()),
-            cell(c.queued.into()),
+            html::told_cell(c, gpus.free),
+            html::told_cell(c, gpus.total()),
+            html::told_cell(c, c.running.into()),
+            html::told_cell(c, c.queued.into()),
             percent(c.gpu_use),
             percent(c.cpu_use),
             c.price_usd,
@@ -57,26 +54,16 @@ pub async fn clusters(State(api): State<Api>) -> Answer {
          <th scope=col class=opt>Backend</th><th scope=col class=n>News</th></tr></thead><tbody>{rows}</tbody></table></div>{}",
         html::gpu_key()
     );
-    let body = format!("<h1 class=hidden>Clusters</h1>{}{}", notice(&list), panel("Clusters", "", &table));
+    let body = format!(
+        "<h1 class=hidden>Clusters</h1>{}{}",
+        notice(&list),
+        panel("Clusters", &told(&list.clusters), &table)
+    );
     answer(
         &api,
         "/clusters",
         Ok(Page { title: "Clusters".into(), menu: "/clusters", live: "view tick", body }),
     )
-}
-
-/// Asks a peer for its insides.
-pub(super) async fn inspect(api: &Api, name: &PeerName) -> Result<InspectReport, ApiError> {
-    if *name == api.handle.about().name {
-        return local::core_report(api).await;
-    }
-    let asked = resolve::ask(api, name, "GET", "/v1/local/inspect".into());
-    let bytes = tokio::time::timeout(ANSWERS_WITHIN, asked).await.map_err(|_| {
-        ApiError::Conflict(format!("{name} did not answer within {} s", ANSWERS_WITHIN.as_secs()))
-    })??;
-    let read: InspectDocument =
-        serde_json::from_slice(&bytes).map_err(|_| ApiError::Internal("inspect of another peer"))?;
-    Ok(read.core)
 }
 
 /// One cluster.
@@ -86,15 +73,16 @@ pub async fn cluster(State(api): State<Api>, name: Result<Segment, ApiError>) ->
         let list = cluster_list(&api).await;
         let found = list.clusters.iter().find(|c| c.name == name);
         let c = found.ok_or_else(|| ApiError::NotFound(format!("cluster {name} in this mesh")))?;
-        let (inside, past) = tokio::join!(inspect(&api, &name), history::of_peer(&api, &name, EVENTS_SHOWN));
-        let mut body = heading(c);
+        let (inside, past) =
+            tokio::join!(local::report_of(&api, &name), history::of_peer(&api, &name, EVENTS_SHOWN));
+        let mut body = alone(&api).to_owned() + &heading(c);
         let samples = api.memory.samples();
         let of = |s: &super::memory::Sample| {
             s.clusters.get(&name).map(|(used, all)| (u64::from(*used), u64::from(*all)))
         };
         let curve = panel(
             "GPUs in use over time",
-            "",
+            "as this peer saw it",
             &super::overview::curve(&samples, "GPUs in use over time", of),
         );
         let _ = write!(body, "<div class=pair>{}{curve}</div>{}{}", facts(c), hardware(c), reservations(c));
@@ -131,7 +119,8 @@ fn events(past: Result<Vec<HistoryEntry>, ApiError>) -> String {
         Ok(list) => super::events::table(&list, true),
         Err(error) => format!("<p class=soft>Cannot be asked: {}.</p>", esc(&error.to_string())),
     };
-    panel("Events", "what its peer wrote down, newest first; times are its own", &list)
+    let note = format!("what its peer wrote down, newest first; times are its own; {}", asked_now());
+    panel("Events", &note, &list)
 }
 
 fn heading(c: &ClusterDocument) -> String {
@@ -149,7 +138,10 @@ fn heading(c: &ClusterDocument) -> String {
     let act = if c.witness { String::new() } else { act };
     let mut says = match (html::standing(c), c.age_ms) {
         ("alive", Some(age)) => format!("Alive; what it reports last changed {}.", ago(age)),
-        ("draining", _) => "Takes no new attempts; what ran here goes on elsewhere.".into(),
+        ("draining", age) => format!(
+            "Takes no new attempts; what ran here goes on elsewhere. What it reports last changed {}.",
+            age.map_or_else(|| "at an unknown time".into(), ago)
+        ),
         (word, Some(age)) => {
             format!("Not heard as it should be ({word}). All below is from its last report, {}.", ago(age))
         }
@@ -200,7 +192,7 @@ fn facts(c: &ClusterDocument) -> String {
         rows.push(("Labels", labels.join(" ")));
     }
     let rows: String = rows.iter().map(|(k, v)| format!("<dt>{k}</dt><dd>{v}</dd>")).collect();
-    panel("Facts", "", &format!("{}<dl class=facts>{rows}</dl>", gpus.bar()))
+    panel("Facts", &told([c]), &format!("{}<dl class=facts>{rows}</dl>", gpus.bar()))
 }
 
 /// What is kept for whom, and when.
@@ -234,7 +226,7 @@ fn reservations(c: &ClusterDocument) -> String {
         "<div class=scroll><table><thead><tr><th scope=col>Reservation</th><th scope=col>Tenant</th><th scope=col class=n>GPUs</th>\
          <th scope=col class=n>Used</th><th scope=col class=n>Idle</th><th scope=col>From</th><th scope=col>To</th></tr></thead><tbody>{rows}</tbody></table></div>{more}"
     );
-    panel("Reserved", "", &table)
+    panel("Reserved", &told([c]), &table)
 }
 
 fn hardware(c: &ClusterDocument) -> String {
@@ -269,7 +261,7 @@ fn hardware(c: &ClusterDocument) -> String {
     }
     panel(
         "Nodes",
-        "groups of equal ones",
+        &format!("groups of equal ones, {}", told([c])),
         &format!(
             "<div class=scroll><table><thead><tr><th scope=col>Group</th><th scope=col class=n>Nodes</th><th scope=col>GPU</th><th scope=col class=n>Each</th>\
              <th scope=col class=n>GPU memory</th><th scope=col class=n>CPUs</th><th scope=col class=n>Memory</th><th scope=col class=opt>Origin</th></tr></thead><tbody>{rows}</tbody></table></div>{out}"
@@ -287,7 +279,7 @@ fn more(all: usize) -> String {
 
 fn attempts(report: &InspectReport) -> String {
     if report.attempts.is_empty() {
-        return panel("Runs here", "", "<p class=soft>Nothing.</p>");
+        return panel("Runs here", &asked_now(), "<p class=soft>Nothing.</p>");
     }
     let mut rows = String::new();
     for a in report.attempts.iter().take(ROWS_MAX) {
@@ -308,7 +300,7 @@ fn attempts(report: &InspectReport) -> String {
     }
     panel(
         "Runs here",
-        "",
+        &asked_now(),
         &format!(
             "<div class=scroll><table><thead><tr><th scope=col>Job</th><th scope=col>Name</th><th scope=col>Tenant</th><th scope=col>Phase</th><th scope=col class=n>GPUs</th>\
              <th scope=col class=n>Attempt</th><th scope=col class=n>For</th></tr></thead><tbody>{rows}</tbody></table></div>{}",
@@ -319,32 +311,47 @@ fn attempts(report: &InspectReport) -> String {
 
 fn queue(report: &InspectReport) -> String {
     if report.queue.is_empty() {
-        return panel("Waits here, in order", "", "<p class=soft>Nothing.</p>");
+        return panel("Waits here, in order", &asked_now(), "<p class=soft>Nothing.</p>");
     }
     let mut rows = String::new();
     for (place, c) in report.queue.iter().enumerate().take(ROWS_MAX) {
         let _ = write!(
             rows,
-            "<tr data-key=\"q-{id}\" data-href=\"/jobs/{id}\"><td class=n>{}</td><td class=tight><a class=id href=\"/jobs/{id}\">{}</a></td>{}<td class=n>{}</td><td class=tight>{}</td><td class=n>{}</td><td>{}</td></tr>",
+            "<tr data-key=\"q-{id}\" data-href=\"/jobs/{id}\"><td class=n>{}</td><td class=tight><a class=id href=\"/jobs/{id}\">{}</a></td>{}<td class=n>{}</td><td class=\"tight opt\">{}</td><td class=n>{}</td><td class=n>{}</td><td class=why>{}</td></tr>",
             place + 1,
             c.job.short(),
             cell(c.gpus),
             c.priority,
             esc(c.owner.as_str()),
             brief(c.age.as_millis()),
-            if c.granted { "holds a grant" } else { "no room yet" },
+            c.starts_in.map_or_else(|| "–".into(), |wait| format!("in {}", brief(wait.as_millis()))),
+            match (c.why.as_str(), c.granted) {
+                // Far behind, or told by a peer of an older version.
+                ("", true) => "holds a grant".into(),
+                ("", false) => "not looked at yet".into(),
+                (why, _) => esc(&super::capital(&cut_plain(why))),
+            },
             id = c.job,
         );
     }
     panel(
         "Waits here, in order",
-        "",
+        &asked_now(),
         &format!(
             "<div class=scroll><table><thead><tr><th scope=col class=n>#</th><th scope=col>Job</th><th scope=col class=n>GPUs</th><th scope=col class=n>Prio</th>\
-             <th scope=col>Owner</th><th scope=col class=n>For</th><th scope=col>Why</th></tr></thead><tbody>{rows}</tbody></table></div>{}",
+             <th scope=col class=opt>Owner</th><th scope=col class=n>For</th><th scope=col class=n>Starts</th><th scope=col>Why</th></tr></thead><tbody>{rows}</tbody></table></div>{}",
             more(report.queue.len())
         ),
     )
+}
+
+/// Long words of another peer are cut.
+fn cut_plain(text: &str) -> String {
+    const MOST: usize = 200;
+    match text.chars().count() > MOST {
+        true => text.chars().take(MOST - 1).chain(['…']).collect(),
+        false => text.to_owned(),
+    }
 }
 
 fn users(report: &InspectReport) -> String {
@@ -355,7 +362,7 @@ fn users(report: &InspectReport) -> String {
         sum.1 += a.gpus;
     }
     if tenants.is_empty() {
-        return panel("Who uses it", "", "<p class=soft>Nobody.</p>");
+        return panel("Who uses it", &asked_now(), "<p class=soft>Nobody.</p>");
     }
     let mut order: Vec<_> = tenants.into_iter().collect();
     order.sort_by(|a, b| b.1.1.cmp(&a.1.1).then(a.0.cmp(b.0)));
@@ -368,7 +375,7 @@ fn users(report: &InspectReport) -> String {
         .collect();
     panel(
         "Who uses it",
-        "",
+        &asked_now(),
         &format!(
             "<table><thead><tr><th scope=col>Tenant</th><th scope=col class=n>Attempts</th><th scope=col class=n>GPUs</th></tr></thead><tbody>{rows}</tbody></table>"
         ),

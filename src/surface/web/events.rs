@@ -6,7 +6,7 @@ use axum::extract::State;
 use serde::Deserialize;
 
 use super::html::{ago, clock, cut, esc, panel};
-use super::{Answer, Page, answer, incidents};
+use super::{Answer, Page, alone, answer, asked_now, incidents};
 use crate::runtime::eventlog::HistoryFilter;
 use crate::surface::api::input::Q;
 use crate::surface::api::{Api, ApiError, history};
@@ -63,7 +63,7 @@ pub async fn events(State(api): State<Api>, query: Result<Q<EventsQuery>, ApiErr
         form.push_str("</select></form>");
         let list =
             if found.is_empty() { "<p class=soft>None like that.</p>".into() } else { table(&found, true) };
-        let mut notice = String::new();
+        let mut notice = alone(&api).to_owned();
         if !unanswered.is_empty() {
             let names: Vec<String> = unanswered.iter().map(|n| esc(n.as_str())).collect();
             let _ = write!(
@@ -74,7 +74,7 @@ pub async fn events(State(api): State<Api>, query: Result<Q<EventsQuery>, ApiErr
         }
         let panel = panel(
             "All peers",
-            "what each wrote down, newest first; times are each peer's own",
+            &format!("what each wrote down, newest first; times are each peer's own; {}", asked_now()),
             &(form + &list),
         );
         let incidents = incidents::view(&api).await;

@@ -100,6 +100,11 @@ pub fn cell(n: u64) -> String {
     if n == 0 { "<td class=\"n zero\">0</td>".into() } else { format!("<td class=n>{}</td>", number(n)) }
 }
 
+/// The same for what a cluster tells; one that has told nothing has no figures, which is not zero.
+pub fn told_cell(c: &ClusterDocument, n: u64) -> String {
+    if c.age_ms.is_some() { cell(n) } else { "<td class=\"n zero\">–</td>".into() }
+}
+
 /// The state of a job as a coloured word with its own shape, so that colour alone says nothing.
 pub fn state(state: JobState) -> String {
     word(state.as_str())

@@ -43,7 +43,8 @@ pub(super) async fn view(api: &Api) -> String {
              <th scope=col class=\"n fit\">Lasted</th><th scope=col>What</th></tr></thead><tbody>{rows}</tbody></table>"
         );
     }
-    panel("Incidents", "what hangs together is one; as this peer sees it", &out)
+    let note = format!("what hangs together is one; as this peer saw it {}", ago(0));
+    panel("Incidents", &note, &out)
 }
 
 /// A line on the overview for what is critical; nothing where nothing is.
@@ -80,11 +81,12 @@ fn one(i: &IncidentDocument) -> String {
     let age = wall_now().0.saturating_sub(i.opened_at_ms);
     let mut out = format!(
         "<article class=incident data-key=\"i-{id}\" data-kind={kind} data-subject=\"{subject}\"><h3>{} {}: {subject}</h3>\
-         <p class=says>{} <span class=soft>began {}; <code>{id}</code></span></p><p class=soft>{}</p>",
+         <p class=says>{} <span class=soft>began {}, last news {}; <code>{id}</code></span></p><p class=soft>{}</p>",
         severity(i.severity),
         i.kind.as_str(),
         esc(&i.text),
         ago(age),
+        ago(wall_now().0.saturating_sub(i.updated_at_ms)),
         esc(&i.todo),
         id = i.id,
         kind = i.kind.as_str(),

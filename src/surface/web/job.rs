@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::html::{self, ago, cut, esc, exact, panel};
 use super::waterfall::waterfall;
-use super::{Answer, Page, answer};
+use super::{Answer, Page, alone, answer, asked_now, capital};
 use crate::model::spec_input::render_spec;
 use crate::model::staging::PartState;
 use crate::model::{JobRecord, Outcome};
@@ -32,7 +32,8 @@ pub async fn job(State(api): State<Api>, id: Result<Segment, ApiError>) -> Answe
         } else {
             jobs::why(State(api.clone()), Segment(id.to_string())).await.ok().map(|w| w.0)
         };
-        let mut body = heading(&record, &job, why.as_ref());
+        let mut body = alone(&api).to_owned();
+        body += &heading(&record, &job, why.as_ref());
         body.push_str(&staged(&job));
         body.push_str(&timeline(&job));
         let _ = write!(body, "<div class=\"pair wide\">{}{}</div>", logs(&job), facts(&record, &job));
@@ -93,13 +94,6 @@ fn staged(job: &JobDocument) -> String {
         &format!("before its program starts; seen {seen}"),
         &format!("<ul class=staging>{lines}</ul>"),
     )
-}
-
-fn capital(text: &str) -> String {
-    let mut chars = text.chars();
-    let first = chars.next().map(|c| c.to_uppercase().to_string()).unwrap_or_default();
-    let end = if text.is_empty() || text.ends_with(['.', '!', '?']) { "" } else { "." };
-    first + chars.as_str() + end
 }
 
 fn acts(record: &JobRecord, job: &JobDocument, why: Option<&WhyDocument>) -> String {
@@ -263,7 +257,10 @@ fn facts(record: &JobRecord, job: &JobDocument) -> String {
     }
     let homes: Vec<&str> = job.homes.iter().map(|h| h.as_str()).collect();
     rows.push(("Homes", esc(&homes.join(", "))));
-    rows.push(("Record", format!("version {}, generation {}", job.version, record.generation)));
+    rows.push((
+        "Record",
+        format!("version {}, generation {}, {}", job.version, record.generation, asked_now()),
+    ));
     let rows: String = rows.iter().map(|(k, v)| format!("<dt>{k}</dt><dd>{v}</dd>")).collect();
     panel("Facts", "", &format!("<dl class=facts>{rows}</dl>"))
 }
@@ -307,7 +304,7 @@ fn candidates(why: &WhyDocument) -> String {
     let owner = why.owner.as_ref().map_or_else(|| "nobody".into(), |o| esc(o.as_str()));
     panel(
         "Candidates",
-        &format!("as {owner}, who drives it, weighs them; lower is better"),
+        &format!("as {owner}, who drives it, weighs them; lower is better; {}", asked_now()),
         &format!(
             "<div class=scroll><table><thead><tr><th scope=col>Cluster</th><th scope=col>Fits</th><th scope=col class=n>Score</th><th scope=col class=n>Place</th>\
              <th scope=col>Against it</th><th scope=col class=opt>Terms</th><th scope=col class=\"n opt\">Figures</th></tr></thead><tbody>{rows}</tbody></table></div>"

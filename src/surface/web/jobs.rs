@@ -7,7 +7,7 @@ use axum::extract::State;
 use serde::Deserialize;
 
 use super::html::{self, cut, esc, number};
-use super::{Answer, Page, answer, job_list, unanswered};
+use super::{Answer, Page, alone, answer, job_list, unanswered};
 use crate::model::JobState;
 use crate::surface::api::input::Q;
 use crate::surface::api::{Api, ApiError, escape};
@@ -126,6 +126,7 @@ pub async fn jobs(State(api): State<Api>, query: Result<Q<JobsQuery>, ApiError>)
         sort(&mut shown, &query.sort);
         let mut body =
             format!("<div class=head><h1>Jobs</h1><span class=soft>as of {}</span></div>", html::ago(age_ms));
+        body.push_str(alone(&api));
         body.push_str(&unanswered(&list));
         body.push_str(&tabs(&query, &found));
         let table = if shown.is_empty() {

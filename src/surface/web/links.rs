@@ -7,7 +7,7 @@ use std::fmt::Write;
 use axum::extract::State;
 use serde::Deserialize;
 
-use super::html::{ago, brief, esc, panel};
+use super::html::{ago, brief, esc, number, panel};
 use super::{Answer, Page, answer, clusters, notice};
 use crate::surface::api::input::Q;
 use crate::surface::api::{Api, ApiError, mesh};
@@ -171,7 +171,25 @@ fn matrix(clusters: &[ClusterDocument], links: &[LinkDocument], show: Show, regi
         }
         out.push_str("</tr>");
     }
-    out.push_str("</tbody></table></div><p class=key><span>small: age of the figure</span><span>grey: older than a minute, or not measured</span></p>");
+    let shown = || best.values().filter(|l| l.from != l.to);
+    let ages =
+        || shown().filter_map(|l| if show == Show::Bandwidth { l.bandwidth_age_ms } else { Some(l.age_ms) });
+    let between = match (ages().min(), ages().max()) {
+        (Some(newest), Some(oldest)) => format!("measured {} to {}", ago(newest), ago(oldest)),
+        _ => "nothing was measured yet".into(),
+    };
+    // Also a direction whose bandwidth alone is not known.
+    let all = names.len() * names.len().saturating_sub(1);
+    let missing = all.saturating_sub(ages().count());
+    let missing = match missing {
+        0 => String::new(),
+        n => format!("<span>{} of {} directions are not known</span>", number(n as u64), number(all as u64)),
+    };
+    let _ = write!(
+        out,
+        "</tbody></table></div><p class=key><span>{between}</span>{missing}<span>small: age of the figure</span>\
+         <span>grey: older than a minute, or not measured</span></p>"
+    );
     out
 }
 

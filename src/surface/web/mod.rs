@@ -19,6 +19,8 @@ mod ring;
 pub(crate) mod waterfall;
 
 #[cfg(test)]
+mod seen_tests;
+#[cfg(test)]
 mod tests;
 
 use axum::Router;
@@ -243,12 +245,40 @@ fn elapsed(at: tokio::time::Instant) -> u64 {
     u64::try_from(at.elapsed().as_millis()).unwrap_or(u64::MAX)
 }
 
+/// How old the reports are that figures of these clusters are from, and how many have told nothing.
+fn told<'a>(clusters: impl IntoIterator<Item = &'a crate::surface::documents::ClusterDocument>) -> String {
+    let ages: Vec<Option<u64>> = clusters.into_iter().map(|c| c.age_ms).collect();
+    let known = || ages.iter().flatten().copied();
+    let (Some(newest), Some(oldest)) = (known().min(), known().max()) else {
+        return "nothing was told yet".into();
+    };
+    let mut out = format!("told {}", html::ago(newest));
+    if html::brief(newest) != html::brief(oldest) {
+        out.push_str(&format!(" to {}", html::ago(oldest)));
+    }
+    match ages.iter().filter(|age| age.is_none()).count() {
+        0 => out,
+        n => out + &format!(", nothing yet by {n}"),
+    }
+}
+
+/// What was asked for this very page.
+fn asked_now() -> String {
+    format!("asked {}", html::ago(0))
+}
+
+const ALONE: &str = "<div class=\"notice bad\" role=alert><b>This peer reaches no other.</b> What it shows of them is old; \
+    ask a peer on the other side.</div>";
+
+/// The same on views that do not name all peers; nothing where it reaches some.
+fn alone(api: &Api) -> &'static str {
+    if api.handle.view().isolated { ALONE } else { "" }
+}
+
 /// Who is not in these figures, as a notice; what is said when all are.
 fn notice(list: &crate::surface::documents::ClusterList) -> String {
     if list.isolated {
-        return "<div class=\"notice bad\" role=alert><b>This peer reaches no other.</b> What it shows of them is old; \
-                ask a peer on the other side.</div>"
-            .into();
+        return ALONE.into();
     }
     let dark: Vec<_> = list.clusters.iter().filter(|c| c.liveness != "alive").collect();
     let oldest = list.clusters.iter().filter_map(|c| c.age_ms).max();
@@ -278,6 +308,14 @@ fn notice(list: &crate::surface::documents::ClusterList) -> String {
         dark.len(),
         list.clusters.len()
     )
+}
+
+/// A sentence.
+fn capital(text: &str) -> String {
+    let mut chars = text.chars();
+    let first = chars.next().map(|c| c.to_uppercase().to_string()).unwrap_or_default();
+    let end = if text.is_empty() || text.ends_with(['.', '!', '?', '…']) { "" } else { "." };
+    first + chars.as_str() + end
 }
 
 /// Of whom the job list has nothing.

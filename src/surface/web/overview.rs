@@ -7,7 +7,7 @@ use axum::extract::State;
 
 use super::html::{self, Gpus, cell, esc, number, panel};
 use super::memory::{Memory, SAMPLE_EVERY, Sample};
-use super::{Answer, Page, answer, clusters, notice};
+use super::{Answer, Page, answer, clusters, notice, told};
 use crate::surface::api::Api;
 use crate::surface::documents::{ClusterDocument, ClusterList, wall_now};
 
@@ -49,8 +49,9 @@ fn tiles(list: &ClusterList) -> String {
     };
     let alive = gpus.total() - gpus.down;
     let percent = (100 * gpus.used).checked_div(alive).map_or_else(|| "–".to_owned(), |n| format!("{n} %"));
+    let told = told(&list.clusters);
     format!(
-        "<div class=tiles>{}{}{}{}{}</div>",
+        "<div class=tiles>{}{}{}{}{}</div><p class=\"soft told\">As the clusters say: {told}.</p>",
         tile("/clusters", number(gpus.free), format!("of {}", number(gpus.total())), "GPUs free"),
         tile("/clusters", percent, String::new(), "of reachable GPUs in use"),
         tile("/jobs?state=running", number(running), String::new(), "attempts run"),
@@ -84,14 +85,15 @@ fn models(list: &ClusterList) -> String {
         );
     }
     let declared = list.clusters.iter().any(|c| c.declared);
-    let note = if declared { "some are declared, not found: virtual" } else { "" };
+    let note = if declared { "; some are declared, not found: virtual" } else { "" };
+    let note = told(&list.clusters) + note;
     let table = format!(
         "<div class=scroll><table><thead><tr><th scope=col>Model</th><th scope=col><span class=hidden>Shares</span></th>\
          <th scope=col class=n>Used</th><th scope=col class=n>Res.</th><th scope=col class=n>Free</th><th scope=col class=n>Down</th>\
          <th scope=col class=n>All</th></tr></thead><tbody>{rows}</tbody></table></div>{}",
         html::gpu_key()
     );
-    panel("GPUs by model", note, &table)
+    panel("GPUs by model", &note, &table)
 }
 
 /// A curve of a share over the samples; `of` gives used and all.
@@ -164,7 +166,9 @@ fn tree(list: &ClusterList) -> String {
         let part = ClusterList { clusters: clusters.iter().map(|c| (*c).clone()).collect(), isolated: false };
         let (gpus, running, queued) = sums(&part);
         let what = format!("<td class=opt>{}</td>", html::count(clusters.len() as u64, "cluster"));
-        branch(&mut rows, 1, region, &what, gpus, running, queued, "");
+        let oldest = clusters.iter().filter_map(|c| c.age_ms).max();
+        let news = oldest.map_or_else(|| "never".into(), html::ago);
+        branch(&mut rows, 1, region, &what, gpus, running, queued, &news);
         for c in clusters {
             leaf(&mut rows, c, list.clusters.len() <= NODES_SHOWN_UP_TO);
         }
@@ -175,7 +179,7 @@ fn tree(list: &ClusterList) -> String {
          <th scope=col class=\"n opt\">News</th></tr></thead><tbody>{rows}</tbody></table></div>{}",
         html::gpu_key()
     );
-    panel("Pool", "mesh, regions, clusters, nodes", &table)
+    panel("Pool", &format!("mesh, regions, clusters, nodes; {}", told(&list.clusters)), &table)
 }
 
 #[allow(clippy::too_many_arguments, reason = "the cells of one row, in order")]
@@ -214,10 +218,10 @@ fn leaf(rows: &mut String, c: &ClusterDocument, with_nodes: bool) {
         "<tr class=\"l2{gone}\" data-key=\"c-{name}\" data-href=\"/clusters/{name}\"><th scope=row><a href=\"/clusters/{name}\">{name}</a></th>\
          <td class=opt>{state}</td><td>{}</td>{}{}{}{}<td class=\"n opt\">{}</td></tr>",
         gpus.bar(),
-        cell(gpus.free),
-        cell(gpus.total()),
-        cell(c.running.into()),
-        cell(c.queued.into()),
+        html::told_cell(c, gpus.free),
+        html::told_cell(c, gpus.total()),
+        html::told_cell(c, c.running.into()),
+        html::told_cell(c, c.queued.into()),
         c.age_ms.map_or_else(|| "never".into(), html::ago),
     );
     for node in c.nodes.iter().filter(|_| with_nodes) {

@@ -81,6 +81,8 @@
   let asked = 0;
   async function load(url, { push = false, quiet = false } = {}) {
     if (quiet && asked > 0) return;
+    // What was typed into a view that is left must not bring it back.
+    if (!quiet) clearTimeout(typing);
     if (!quiet) asked += 1;
     try { await show(url, push, quiet); } finally { if (!quiet) asked -= 1; }
   }

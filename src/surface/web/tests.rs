@@ -8,7 +8,7 @@ use super::*;
 use crate::surface::fake::Fake;
 use std::sync::Arc;
 
-async fn get(fake: &Arc<Fake>, path: &str) -> (StatusCode, HeaderMap, String) {
+pub(super) async fn get(fake: &Arc<Fake>, path: &str) -> (StatusCode, HeaderMap, String) {
     let router = crate::surface::router(fake.clone());
     let request = Request::get(path).body(Body::empty()).expect("a request");
     let response = router.oneshot(request).await.expect("infallible");

@@ -22,6 +22,7 @@ const HELP: &[(&str, &str)] = &[
     ("q, esc", "leave"),
     ("", ""),
     ("bar", "# used  + held by grants  . free  x not reached"),
+    ("use", "of the GPUs as measured; - where it cannot be"),
     ("news", "how long ago the cluster was heard"),
 ];
 

@@ -288,7 +288,12 @@ fn clusters(seen: &Seen) -> Rows {
             detail += "; it reaches no other peer";
         }
         let age = c.age_ms.map_or_else(|| "never".into(), brief);
-        let usage = c.gpu_use.or(c.cpu_use).map_or_else(|| "-".into(), |u| format!("{:.0}%", u * 100.0));
+        // Beside GPUs stands the use of GPUs, or nothing: that of CPUs is another figure.
+        let percent = |share: f64| format!("{:.0}%", share * 100.0);
+        let usage = c.gpu_use.filter(|_| total > 0).map_or_else(|| "-".into(), percent);
+        if let Some(cpu) = c.cpu_use {
+            detail += &format!("; {} of its CPUs in use", percent(cpu));
+        }
         let cells = vec![
             cell(plain(c.name.as_str())),
             cell(word).tone(Tone::Word),

@@ -4,6 +4,8 @@ use ratatui::crossterm::event::{KeyCode, KeyModifiers};
 
 use super::state::View;
 use super::*;
+use crate::base::Span;
+use crate::model::report::HealthReport;
 use crate::surface::fake::{Fake, name};
 
 fn shown(seen: &Seen, screen: &mut Screen, size: (u16, u16)) -> String {
@@ -161,4 +163,68 @@ fn one_frame_is_text_for_scripts() {
     let text = frame(&seen, &mut screen, 100).expect("drawn");
     assert_eq!(text.matches("training-").count(), 40, "every row:\n{text}");
     assert!(!text.contains("q quit") && text.contains("jobs 40 by newest"), "{text}");
+}
+
+/// What stands under a heading, in a row of a table.
+fn under(head: &str, row: &str, heading: &str, width: usize) -> String {
+    let end = head.find(heading).unwrap_or_else(|| panic!("{heading}: {head}")) + heading.len();
+    let cells: Vec<char> = row.chars().collect();
+    cells[end - width..end.min(cells.len())].iter().collect::<String>().trim().to_owned()
+}
+
+/// From a peer that answers over its socket to the cells of a terminal, twice.
+#[tokio::test]
+async fn eighty_by_twenty_four_shows_what_a_live_peer_says() {
+    let fake = Fake::new("alpha");
+    let health = |cpu_milli, gpu_milli| HealthReport { cpu_milli, gpu_milli, ..HealthReport::default() };
+    for other in ["beta", "gamma"] {
+        fake.knows(other, Some(crate::surface::router(Fake::new(other))));
+    }
+    {
+        let mut state = fake.state.lock().expect("state");
+        state.heard_ago = [("alpha", 1), ("beta", 95), ("gamma", 400)]
+            .map(|(peer, secs)| (name(peer), Span::secs(secs)))
+            .into();
+        state.health =
+            [("alpha", health(400, Some(730))), ("beta", health(400, None)), ("gamma", health(250, None))]
+                .map(|(peer, health)| (name(peer), health))
+                .into();
+        state.no_gpus.insert(name("gamma"));
+    }
+    let job = fake.put(Fake::spec("name: training\nresources: {gpus: 4}\nrun: [\"true\"]\n"));
+    let peer = crate::surface::cli::tests::peer(fake.clone());
+    let client = peer.client();
+    let (mut seen, mut screen) = (Seen::new("alpha".into()), Screen::new(View::Clusters));
+    seen.take(Ok(look(&client).await.expect("an answer")), wall_now().0);
+    let text = text_of(&seen, &mut screen, (80, 24), wall_now().0, false).expect("drawn");
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 24);
+    assert_eq!(lines[0], "starling top at alpha  3 of 3 peers alive  6 of 16 GPUs free  15 run  1 wait");
+    assert!(lines[1].contains("1 clusters") && lines[1].contains("3 by name"), "{text}");
+    let (head, rows) = (lines[2], &lines[3..6]);
+    for heading in ["CLUSTER", "STATE", "REGION", "GPUS", "FREE/ALL", "USE", "RUN", "WAIT", "NEWS"] {
+        assert!(head.contains(heading), "{heading}: {text}");
+    }
+    let column = |heading: &str, width| -> Vec<String> {
+        rows.iter().map(|row| under(head, row, heading, width)).collect()
+    };
+    // Only what is measured of GPUs is their use: beta's cannot be measured, and gamma has none.
+    assert_eq!(column("USE", 4), ["73%", "-", "-"], "{text}");
+    assert_eq!(column("FREE/ALL", 9), ["3/8", "3/8", "0/0"], "{text}");
+    assert_eq!(column("NEWS", 5)[1..], ["95s", "6m"], "{text}");
+    assert!(rows[2].starts_with("gamma ") && rows[2].contains("none"), "{text}");
+    assert!(rows[0].contains("#####") && rows[0].contains("..."), "{text}");
+    assert!(lines[22].contains("40% of its CPUs in use"), "the chosen row's story: {text}");
+    assert!(lines[23].starts_with("q quit"), "{text}");
+
+    press(&seen, &mut screen, "2");
+    let text = text_of(&seen, &mut screen, (80, 24), wall_now().0, false).expect("drawn");
+    let row = text.lines().nth(3).expect("a row").to_owned();
+    assert!(row.starts_with(&job.short()) && row.contains("training") && row.contains("pending"), "{text}");
+    fake.place(job, "beta");
+    seen.take(Ok(look(&client).await.expect("an answer")), wall_now().0);
+    let text = text_of(&seen, &mut screen, (80, 24), wall_now().0, false).expect("drawn");
+    let row = text.lines().nth(3).expect("a row").to_owned();
+    assert!(row.contains("running") && row.contains("beta"), "{text}");
+    peer.end().await;
 }

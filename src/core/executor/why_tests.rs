@@ -1,0 +1,89 @@
+//! What the queue of a cluster says of each that waits there.
+
+use super::*;
+
+fn queue(mesh: &Mesh, peer: &str) -> Vec<ClaimView> {
+    mesh.sites[&name(peer)].core.inspect().queue
+}
+
+fn at_a(gpus: u32, priority: u8) -> JobSpec {
+    let mut spec = job(gpus, priority);
+    spec.placement.clusters = vec![name("a")];
+    spec
+}
+
+/// Two words were said of all of them; now each lacks something of its own, with the figures.
+#[test]
+fn each_that_waits_says_what_it_lacks() {
+    let mut mesh = Mesh::new(&[("a", 8)]);
+    let hour = Some(Span::secs(3_600));
+    let firm = JobSpec { preemptible: Some(false), max_runtime: hour, ..at_a(5, 50) };
+    mesh.place("a", firm);
+    let large = mesh.submit("a", at_a(6, 50));
+    // The first in line has its place by now: a long one that would fit must not take it.
+    mesh.run(Span::secs(3));
+    let long = mesh.submit("a", JobSpec { max_runtime: Some(Span::secs(7_200)), ..at_a(3, 50) });
+    let mut greedy = at_a(0, 50);
+    greedy.resources.cpus = MilliCpu(64_000);
+    let cpus = mesh.submit("a", greedy);
+    mesh.run(Span::secs(40));
+    let said = queue(&mesh, "a");
+    let of = |job: JobId| said.iter().find(|c| c.job == job).unwrap_or_else(|| panic!("{job}: {said:?}"));
+    assert_eq!(of(large).why, "3 of 6 GPUs wanted are free");
+    let wait = of(large).starts_in.expect("the end of what runs is known");
+    assert!(wait > Span::secs(3_500) && wait < Span::secs(3_620), "{wait}");
+    let behind = format!("there is room, kept for {} ahead of it, which starts in ", large.short());
+    assert!(of(long).why.starts_with(&behind), "{:?}", of(long).why);
+    assert_eq!(of(cpus).why, "63.90 CPUs are free, wants 1 x 64");
+    // What holds for all is said of all.
+    mesh.input(&name("a"), Input::DiskFull(true));
+    let said = queue(&mesh, "a");
+    assert!(
+        !said.is_empty() && said.iter().all(|c| c.why == "nothing starts here now: disk nearly full"),
+        "{said:?}"
+    );
+}
+
+/// An urgent one waits for the end of those that it sends away.
+#[test]
+fn who_sends_others_away_says_how_many() {
+    let mut mesh = Mesh::new(&[("a", 8)]);
+    mesh.exit = Span::secs(60);
+    for _ in 0..2 {
+        mesh.place("a", at_a(4, 20));
+    }
+    let urgent = mesh.submit("a", at_a(8, 90));
+    mesh.run(Span::secs(12));
+    assert_eq!(mesh.stops.len(), 2, "{:?}", mesh.stops);
+    let said = queue(&mesh, "a");
+    let first = said.iter().find(|c| c.job == urgent).expect("it waits");
+    assert_eq!((first.why.as_str(), first.granted), ("2 attempts were told to stop for it", false));
+}
+
+/// A grant that is not taken yet is no lack of room.
+#[test]
+fn a_grant_says_how_long_it_is_held() {
+    let mut mesh = Mesh::new(&[("a", 8), ("b", 8)]);
+    mesh.drop = |message| matches!(message, Message::Grant { .. });
+    let mut spec = at_a(1, 50);
+    spec.placement.clusters = vec![name("b")];
+    // Some of them are driven by a, which never hears that they may start.
+    for _ in 0..8 {
+        mesh.submit("a", spec.clone());
+    }
+    mesh.run(Span::secs(2));
+    let said = queue(&mesh, "b");
+    assert!(!said.is_empty() && said.len() < 8, "{said:?}");
+    assert!(said.iter().all(|c| c.granted && c.why.starts_with("holds a grant, for ")), "{said:?}");
+}
+
+/// A peer of the version before tells no reason, and reads what it does not know as nothing.
+#[test]
+fn a_claim_of_an_older_version_reads() {
+    let old = serde_json::json!({
+        "job": JobId([1; 20]), "owner": "a", "priority": 50, "gpus": 4, "granted": false, "age": 5,
+    });
+    let read: ClaimView = serde_json::from_value(old.clone()).expect("reads");
+    assert_eq!((read.why.as_str(), read.starts_in), ("", None));
+    assert_eq!(serde_json::to_value(&read).expect("a document"), old);
+}
