@@ -264,6 +264,7 @@ impl JobRecord {
                     ended_at: None,
                     outcome: None,
                     note: None,
+                    nodes: None,
                 });
             }
             GroupsChange::Seen { epoch, started, ended, at } => {
@@ -297,6 +298,7 @@ impl JobRecord {
                     ended_at: None,
                     outcome: None,
                     note: None,
+                    nodes: None,
                 });
                 self.placement = Some(placement.clone());
             }
@@ -320,6 +322,7 @@ impl JobRecord {
                             ended_at: Some(*at),
                             outcome: Some(Outcome::Stopped(why.clone())),
                             note: None,
+                            nodes: None,
                         });
                     }
                 }

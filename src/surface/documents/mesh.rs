@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::base::PeerName;
 use crate::model::QueueReport;
+use crate::model::partitions::SlurmReport;
 use crate::model::report::{MemberView, NodeCapacity, NodesOut};
 
 /// GPUs of one model.
@@ -87,6 +88,9 @@ pub struct ClusterDocument {
     /// Nodes that are there and take nothing, with the reason; some of them where there are many.
     #[serde(default, skip_serializing_if = "NodesOut::is_empty")]
     pub nodes_out: NodesOut,
+    /// Partitions and node features of a Slurm cluster; some of them where there are many.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slurm: Option<SlurmReport>,
 }
 
 impl ClusterDocument {
@@ -127,6 +131,7 @@ impl ClusterDocument {
             age_ms,
             nodes: capacity.map(|c| c.nodes.clone()).unwrap_or_default(),
             nodes_out: capacity.map(|c| c.nodes_out.clone()).unwrap_or_default(),
+            slurm: capacity.and_then(|c| c.slurm.clone()),
         }
     }
 }
