@@ -85,6 +85,7 @@ fn member(n: usize, all: &[PeerName], at: WallTime) -> MemberView {
         container_runtime: None,
         terms: Default::default(),
         nodes_out: Default::default(),
+        slurm: None,
     };
     let queue = QueueReport {
         gpus_free: gpus(n as u32 % 30),
@@ -165,11 +166,11 @@ fn record(n: usize, names: &[PeerName], now: WallTime) -> anyhow::Result<JobReco
         };
         let epoch = Epoch(attempt as u64 + 1);
         apply(Change::Place { placement, epoch })?;
-        apply(Change::Started { epoch, at: now })?;
+        apply(Change::Started { epoch, at: now, nodes: None })?;
         let last = attempt == n % 3;
         if !last || n % 10 >= 4 {
             let outcome = if last { Outcome::Exited(0) } else { Outcome::Stopped("drain".into()) };
-            apply(Change::Close { epoch, outcome, started_at: Some(now), at: now, note: None })?;
+            apply(Change::Close { epoch, outcome, started_at: Some(now), at: now, note: None, nodes: None })?;
         }
     }
     Ok(record)

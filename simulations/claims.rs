@@ -120,6 +120,7 @@ impl Net {
                 container_runtime: None,
                 terms: Terms::default(),
                 nodes_out: Default::default(),
+                slurm: None,
             };
             let (core, out) = Peer::recover(cfg, &DiskImage::default(), net.now()).expect("an empty disk");
             let machine = Machine {

@@ -217,13 +217,14 @@ fn an_old_epoch_publishes_nothing() {
 fn every_change_is_recognised_as_one() {
     let first = record();
     let placed = changed(&first, &[place(&first)]);
-    let started = changed(&placed, &[Change::Started { epoch: Epoch(1), at: WallTime(3) }]);
+    let started = changed(&placed, &[Change::Started { epoch: Epoch(1), at: WallTime(3), nodes: None }]);
     let close = |outcome| Change::Close {
         epoch: Epoch(1),
         outcome,
         started_at: Some(WallTime(3)),
         at: WallTime(9),
         note: None,
+        nodes: None,
     };
     let steps = [
         (first.clone(), placed.clone()),

@@ -219,6 +219,7 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
         container_runtime: found.container_runtime,
         terms: settings.terms.clone(),
         nodes_out: NodesOut::default(),
+        slurm: None,
     };
     let build = BuildReport { version: env!("CARGO_PKG_VERSION").into(), wire: SPEAKS };
     let data = Inventory::of(datasets);

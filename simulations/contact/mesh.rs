@@ -345,6 +345,7 @@ fn member(i: usize, gpus: u32, (queue, contact): &Told, heard_at: Instant) -> Me
         container_runtime: None,
         terms: Default::default(),
         nodes_out: Default::default(),
+        slurm: None,
     };
     let report = Report {
         peer: name(i),

@@ -167,6 +167,7 @@ pub fn job_change(change: JobChange) -> Change {
             started_at: None,
             at: WallTime(4),
             note: None,
+            nodes: None,
         },
         JobChange::Publish { epoch: e } => {
             Change::Publish { checkpoint: Checkpoint { epoch: epoch(e), uri: String::new() } }
@@ -202,6 +203,7 @@ fn real_job(job: Job) -> JobRecord {
             ended_at: None,
             outcome,
             note: None,
+            nodes: None,
         });
     }
     record.sealed = job.sealed.then(|| next_homes().try_into().expect("three homes"));

@@ -96,6 +96,7 @@ fn member(name: &str, nodes: Vec<NodeCapacity>, now: Instant) -> MemberView {
         container_runtime: Some("podman".into()),
         terms: Terms::default(),
         nodes_out: Default::default(),
+        slurm: None,
     };
     let queue = QueueReport {
         gpus_free: total.clone(),

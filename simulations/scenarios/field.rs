@@ -325,6 +325,7 @@ impl Field {
                     container_runtime: None,
                     terms: Default::default(),
                     nodes_out: Default::default(),
+                    slurm: None,
                 }),
                 queue,
                 contact: seat.soft.1.clone(),

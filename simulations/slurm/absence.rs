@@ -18,7 +18,7 @@ use super::speed::Other;
 const ALL: [&str; 5] = ["sbatch", "squeue", "scontrol", "sinfo", "scancel"];
 
 /// Writes a line when it starts, and ends when a file is there.
-fn noted(folder: &std::path::Path) -> JobSpec {
+pub fn noted(folder: &std::path::Path) -> JobSpec {
     let at = |name: &str| folder.join(name).display().to_string();
     script(&format!(
         "echo $STARLING_JOB_ID >> {}; while [ ! -f {} ]; do sleep 0.05; done; exit 3",
@@ -27,12 +27,12 @@ fn noted(folder: &std::path::Path) -> JobSpec {
     ))
 }
 
-fn starts(folder: &std::path::Path) -> usize {
+pub fn starts(folder: &std::path::Path) -> usize {
     fs::read_to_string(folder.join("starts")).unwrap_or_default().lines().count()
 }
 
 /// The next report that says why nothing is taken; nothing else may be said.
-async fn closed(ear: &mut Ear) -> String {
+pub async fn closed(ear: &mut Ear) -> String {
     loop {
         match ear.next().await {
             BackendEvent::Cluster(state) => {
@@ -40,6 +40,7 @@ async fn closed(ear: &mut Ear) -> String {
                     return why;
                 }
             }
+            BackendEvent::Nodes(_) | BackendEvent::Where { .. } => {}
             other => panic!("nothing is concluded, and here is {other:?}"),
         }
     }

@@ -15,7 +15,7 @@ pub struct Ground {
     pub mesh: Option<Mesh>,
     pub a: Cluster,
     pub b: Cluster,
-    _munge: Munge,
+    pub munge: Munge,
     folder: Option<tempfile::TempDir>,
 }
 
@@ -32,7 +32,7 @@ impl Ground {
         let munge = Munge::start(folder.path());
         let a = Cluster::start(folder.path(), &munge, "alpha", NODES, "");
         let b = Cluster::start(folder.path(), &munge, "beta", NODES, "");
-        Self { mesh: None, a, b, _munge: munge, folder: Some(folder) }
+        Self { mesh: None, a, b, munge, folder: Some(folder) }
     }
 
     /// A folder for one scenario.

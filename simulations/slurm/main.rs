@@ -13,6 +13,8 @@ mod faults;
 mod harness;
 mod mesh;
 mod peers;
+mod rest;
+mod rest_proxy;
 mod sandbox;
 #[path = "../kubernetes/speed.rs"]
 #[allow(dead_code, reason = "shared with the Kubernetes tests, which use more of it")]
@@ -46,9 +48,14 @@ const SCENARIOS: &[Scenario] = &scenarios![
     absence::ten_minutes_without_a_controller_end_nothing_and_start_nothing_twice,
     absence::ten_minutes_without_slurmrestd_end_nothing_and_start_nothing_twice,
     absence::answers_after_45_seconds_end_nothing,
+    rest::a_bad_way_to_slurmrestd_loses_nothing_and_starts_nothing_twice,
+    rest::answers_of_slurmrestd_after_45_seconds_start_nothing_twice,
+    rest::clocks_that_are_ten_minutes_apart_end_nothing,
+    rest::through_slurmrestd_with_a_token_over_tcp,
     mesh::jobs_with_gpus_failures_and_cancels,
     mesh::other_peoples_jobs_and_drained_nodes_are_not_offered,
     mesh::an_sbatch_file_runs_as_it_is,
+    mesh::partitions_and_features_are_told_and_decide_where,
     mesh::slurms_own_ends_are_told_apart,
     mesh::a_script_is_warned_before_its_time_limit,
     mesh::when_it_started_comes_back,

@@ -164,6 +164,70 @@ pub fn an_sbatch_file_runs_as_it_is(ground: &mut Ground) {
     assert_eq!(a.text("squeue", &["-h"]), "");
 }
 
+/// A script's own partition and constraint are held against what each Slurm has, and the nodes that it ran on come back.
+pub fn partitions_and_features_are_told_and_decide_where(ground: &mut Ground) {
+    let (mesh, a, _) = ground.mesh();
+    let loc = &mesh.loc.state;
+    let named = |sets: &Value| -> Vec<(String, u64)> {
+        let sets = sets.as_array().expect("a list");
+        sets.iter()
+            .map(|s| (s["name"].as_str().expect("a name").to_owned(), s["up"].as_u64().expect("up")))
+            .collect()
+    };
+    let all = u64::from(NODES);
+    let of =
+        |names: &[&str]| -> Vec<(String, u64)> { names.iter().map(|n| ((*n).to_owned(), all)).collect() };
+    until("loc knows beta's partitions and features", || {
+        let slurm = mesh.loc.cluster("beta")?["slurm"].clone();
+        if slurm.is_null() {
+            return Err("not yet".into());
+        }
+        let told = (named(&slurm["partitions"]), named(&slurm["features"]));
+        if told == (of(&["low", "main"]), of(&["net-beta"])) { Ok(()) } else { Err(slurm.to_string()) }
+    });
+    let text = cli(loc, &["clusters", "alpha"]).ok().out;
+    assert!(text.contains("PARTITION") && text.contains("net-alpha"), "{text}");
+    // Only one of three has such nodes.
+    let on = |lines: &str, nodes: u64| {
+        let script = format!("#!/bin/bash\n{lines}\necho $SLURM_JOB_PARTITION $SLURM_JOB_NODELIST\n");
+        serde_json::json!({
+            "name": "on", "nodes": nodes, "placement": {"clusters": ["alpha", "beta"]},
+            "on_lost_contact": {"grace": "never"}, "run": ["/bin/bash", "-c", script]
+        })
+        .to_string()
+    };
+    let id = submit(loc, &on("#SBATCH -p low --constraint=net-beta", 2));
+    let done = succeeded(loc, &id);
+    assert_eq!(of_attempts(&done, "cluster"), ["beta"], "{done:#}");
+    let nodes = of_attempts(&done, "nodes")[0].as_str().expect("its nodes").to_owned();
+    assert_eq!(cli(loc, &["logs", &id]).ok().out.trim(), format!("low {nodes}"));
+    assert!(nodes.starts_with("beta-n["), "{nodes}");
+    assert!(of_attempts(&done, "started_at_ms")[0].is_u64(), "{done:#}");
+    let text = cli(loc, &["job", &id]).ok().out;
+    assert!(text.contains("NODES") && text.contains(&nodes) && text.contains("STARTED"), "{text}");
+    // None has this partition: it is refused with its reason, and Slurm was not asked.
+    let file = mesh.loc.state.with_extension("nowhere.json");
+    fs::write(&file, on("#SBATCH -p huge", 1)).expect("written");
+    let refused = cli(loc, &["submit", file.to_str().expect("a path")]);
+    assert_ne!(refused.code, 0, "{refused:?}");
+    assert!(refused.err.contains("no partition huge; has low, main"), "{refused:?}");
+    assert_eq!(a.text("squeue", &["-h"]), "");
+    // A drained node is named, with its reason.
+    a.run("scontrol", &["update", "nodename=alpha-n2", "state=drain", "reason=fan"]);
+    until("loc knows that it takes nothing", || {
+        let cluster = mesh.loc.cluster("alpha")?;
+        let out = &cluster["nodes_out"]["nodes"][0];
+        let told = out["name"] == "alpha-n2" && out["why"].as_str().is_some_and(|why| why.contains("fan"));
+        if told && cluster["slurm"]["partitions"][0]["up"] == all - 1 {
+            Ok(())
+        } else {
+            Err(cluster.to_string())
+        }
+    });
+    a.run("scontrol", &["update", "nodename=alpha-n2", "state=resume"]);
+    a.wait_nodes(usize::from(NODES));
+}
+
 /// A document whose job is this batch script, at alpha.
 fn batch(name: &str, text: &str) -> String {
     let run = ["/bin/bash", "-c", text];

@@ -2,7 +2,7 @@
 //! folder. GPUs are device files that do nothing. Everything that is started is ended by its id.
 
 use std::fs;
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -169,9 +169,34 @@ impl Cluster {
     }
 }
 
-/// slurmrestd of a cluster on a unix socket.
+/// That Slurm takes tokens, or what is missing.
+#[allow(dead_code, reason = "the benches ask without tokens")]
+pub fn jwt_installed() -> Result<(), String> {
+    if !Path::new("/usr/sbin/slurmrestd").exists() {
+        return Err("slurmrestd is not installed".into());
+    }
+    let plugins = fs::read_dir("/usr/lib").into_iter().flatten().flatten();
+    let there = plugins
+        .map(|e| e.path())
+        .chain(["/usr/lib".into(), "/usr/lib64".into()])
+        .any(|lib| ["slurm", "slurm-wlm"].iter().any(|folder| lib.join(folder).join("auth_jwt.so").exists()));
+    if there {
+        Ok(())
+    } else {
+        Err("auth/jwt is not installed (apt-get install slurm-wlm-jwt-plugin)".into())
+    }
+}
+
+/// For its owner alone, as Slurm wants a key to be.
+#[allow(dead_code, reason = "the benches ask without tokens")]
+pub fn private(file: &Path) {
+    fs::set_permissions(file, fs::Permissions::from_mode(0o600)).expect("rights");
+}
+
+/// slurmrestd of a cluster on a unix socket, or with tokens on a port.
 pub struct Restd {
     pub socket: PathBuf,
+    port: u16,
     /// The version of its API that this Slurm speaks.
     #[allow(dead_code, reason = "the benches ask with it")]
     pub api: &'static str,
@@ -181,31 +206,59 @@ pub struct Restd {
 impl Restd {
     /// None where it is not installed.
     pub fn start(cluster: &Cluster, socket: PathBuf) -> Option<Self> {
+        // One of before that was killed left it.
+        let _ = fs::remove_file(&socket);
+        let restd = Self::launch(cluster, "rest_auth/local", socket, 0)?;
+        until("slurmrestd has its socket", || {
+            if restd.socket.exists() { Ok(()) } else { Err(restd.said(cluster)) }
+        });
+        Some(restd)
+    }
+
+    /// On a port of loopback, for those that have a token. None where it is not installed.
+    #[allow(dead_code, reason = "the tests ask with it")]
+    pub fn tcp(cluster: &Cluster) -> Option<Self> {
+        let port = free_ports(1);
+        let restd = Self::launch(cluster, "rest_auth/jwt", PathBuf::new(), port)?;
+        until("slurmrestd has its port", || match TcpStream::connect(("127.0.0.1", port)) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(format!("{error}; {}", restd.said(cluster))),
+        });
+        Some(restd)
+    }
+
+    fn said(&self, cluster: &Cluster) -> String {
+        fs::read_to_string(cluster.dir.join("log/slurmrestd.out")).unwrap_or_default()
+    }
+
+    fn launch(cluster: &Cluster, auth: &str, socket: PathBuf, port: u16) -> Option<Self> {
         if !Path::new("/usr/sbin/slurmrestd").exists() {
             return None;
         }
-        // One of before that was killed left it.
-        let _ = fs::remove_file(&socket);
         let version = Command::new("slurmrestd").arg("-V").output().expect("slurmrestd");
         // Without slurmdbd its plugins must be named, and their names have changed.
         let old = String::from_utf8_lossy(&version.stdout).contains(" 22.");
         let (plugin, api) = if old { ("openapi/v0.0.38", "v0.0.38") } else { ("slurmctld", "v0.0.40") };
         let mut command = Command::new("slurmrestd");
-        command.arg("-f").arg(cluster.conf()).args(["-a", "rest_auth/local", "-s", plugin]);
-        command.arg(format!("unix:{}", socket.display()));
-        command.env("SLURM_CONF", cluster.conf()).env("SLURMRESTD_SECURITY", "disable_user_check");
-        let log = cluster.dir.join("log/slurmrestd.out");
-        let restd = Self { child: quiet(&mut command, &log), socket, api };
-        until("slurmrestd has its socket", || {
-            let said = || fs::read_to_string(&log).unwrap_or_default();
-            if restd.socket.exists() { Ok(()) } else { Err(said()) }
+        command.arg("-f").arg(cluster.conf()).args(["-a", auth, "-s", plugin]);
+        command.arg(match port {
+            0 => format!("unix:{}", socket.display()),
+            port => format!("127.0.0.1:{port}"),
         });
-        Some(restd)
+        command.env("SLURM_CONF", cluster.conf()).env("SLURMRESTD_SECURITY", "disable_user_check");
+        if port > 0 {
+            command.env("SLURM_JWT", "daemon");
+        }
+        let log = cluster.dir.join("log/slurmrestd.out");
+        Some(Self { child: quiet(&mut command, &log), socket, port, api })
     }
 
     /// As a peer's configuration has it.
     pub fn address(&self) -> String {
-        format!("unix:{}", self.socket.display())
+        match self.port {
+            0 => format!("unix:{}", self.socket.display()),
+            port => format!("http://127.0.0.1:{port}"),
+        }
     }
 }
 
@@ -270,7 +323,7 @@ fn write_conf(dir: &Path, munge: &Munge, name: &str, nodes: u16, port: u16, more
         fs::create_dir_all(dir.join(format!("spool/{name}-n{n}"))).expect("a folder");
         conf.push_str(&format!(
             "NodeName={name}-n{n} NodeHostname=localhost NodeAddr=127.0.0.1 Port={} CPUs=8 RealMemory=8000 \
-             Gres=gpu:h100:4 State=UNKNOWN\n",
+             Gres=gpu:h100:4 Feature=net-{name} State=UNKNOWN\n",
             port + n
         ));
     }

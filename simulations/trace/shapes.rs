@@ -77,6 +77,7 @@ pub fn member(
             container_runtime: None,
             terms: Default::default(),
             nodes_out: Default::default(),
+            slurm: None,
         }),
         queue,
         contact,

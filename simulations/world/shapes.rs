@@ -38,6 +38,7 @@ pub fn capacity(region: usize) -> CapacityReport {
         container_runtime: None,
         terms: Default::default(),
         nodes_out: Default::default(),
+        slurm: None,
     }
 }
 

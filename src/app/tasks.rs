@@ -118,8 +118,8 @@ impl BackendEvents {
     }
 
     fn nodes(&mut self, news: NodesNews) {
-        if news.out != self.capacity.nodes_out {
-            self.capacity.nodes_out = news.out;
+        if (&news.out, &news.slurm) != (&self.capacity.nodes_out, &self.capacity.slurm) {
+            (self.capacity.nodes_out, self.capacity.slurm) = (news.out, news.slurm);
             self.report(Facet::Capacity(self.capacity.clone()));
         }
         let (declared, told) = &mut self.images;

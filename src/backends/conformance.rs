@@ -110,6 +110,7 @@ impl Ear {
                 BackendEvent::Cluster(_)
                 | BackendEvent::Staging { .. }
                 | BackendEvent::Note { .. }
+                | BackendEvent::Where { .. }
                 | BackendEvent::Nodes(_) => {}
                 other => panic!("the first event is {other:?}, not Adopted"),
             }
@@ -161,6 +162,7 @@ impl Ear {
             // Told while it is brought, as often as the backend likes.
             BackendEvent::Staging { .. }
             | BackendEvent::Note { .. }
+            | BackendEvent::Where { .. }
             | BackendEvent::Adopted { .. }
             | BackendEvent::Nodes(_)
             | BackendEvent::Cluster(_) => None,

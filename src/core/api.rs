@@ -1,4 +1,5 @@
 //! What goes into the core and what comes out of it.
+// tidy: long because every word between the core and what drives it is to be found in one place
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use crate::base::{
     Bytes, ContactId, Epoch, Instant, JobId, MilliCpu, PeerName, Span, StoreId, WallTime, secrets,
 };
 use crate::model::Outcome;
+use crate::model::partitions::SlurmReport;
 use crate::model::policy::Policies;
 use crate::model::report::{ContactReport, Item, NodeCapacity, NodesOut, QueueReport, View};
 use crate::model::spec::JobSpec;
@@ -421,6 +423,13 @@ pub enum BackendEvent {
         /// What is known; replaces what was said before.
         staging: Box<Staging>,
     },
+    /// Before `Started`: where it runs, in its scheduler's own names.
+    Where {
+        /// Which.
+        key: AttemptKey,
+        /// `n[1-2]`.
+        nodes: String,
+    },
     /// Before `Ended`: what the outcome alone does not say of how it ends, in a few words.
     Note {
         /// Which.
@@ -458,6 +467,8 @@ pub struct NodesNews {
     pub images: Vec<Item>,
     /// Nodes that take nothing.
     pub out: NodesOut,
+    /// Partitions and features of a Slurm.
+    pub slurm: Option<SlurmReport>,
 }
 
 /// What a scheduler below says of its cluster. It is the truth; the core's books follow it.

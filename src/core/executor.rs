@@ -57,6 +57,8 @@ struct Closed {
     at: WallTime,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     note: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    nodes: Option<String>,
 }
 
 /// An attempt's durable row.
@@ -121,6 +123,8 @@ struct Attempt {
     staging: Option<Staging>,
     /// What its backend says of its end.
     note: Option<String>,
+    /// The nodes that it runs on, in its scheduler's own names.
+    nodes: Option<String>,
 }
 
 #[derive(Debug, Clone)]
@@ -288,6 +292,7 @@ impl Executor {
                 telling: WallTime(0),
                 staging: None,
                 note: None,
+                nodes: None,
             };
             exec.attempts.insert(key, attempt);
         }
@@ -566,6 +571,7 @@ impl Peer {
             telling: self.now.wall,
             staging: None,
             note: None,
+            nodes: None,
         };
         self.exec.attempts.insert(key, attempt);
         self.exec.report_dirty = true;
@@ -694,6 +700,11 @@ impl Peer {
                 self.event_with("attempt.started", Some(key.job), format!("epoch {} runs", key.epoch), spans);
                 self.attempt_again(key);
             }
+            BackendEvent::Where { key, nodes } => {
+                if let Some(attempt) = self.exec.attempts.get_mut(&key) {
+                    attempt.nodes = Some(nodes.chars().take(NOTE_MAX).collect());
+                }
+            }
             BackendEvent::Note { key, text } => {
                 if let Some(attempt) = self.exec.attempts.get_mut(&key) {
                     attempt.note = Some(text.chars().take(NOTE_MAX).collect());
@@ -726,7 +737,8 @@ impl Peer {
         let words = note.as_ref().map_or_else(String::new, |note| format!(" ({note})"));
         let text = format!("epoch {} ended: {outcome:?}{words}", key.epoch);
         let started_at = started_at.or(attempt.started_at);
-        attempt.row.closed = Some(Closed { outcome, started_at, at, note });
+        let nodes = attempt.nodes.clone();
+        attempt.row.closed = Some(Closed { outcome, started_at, at, note, nodes });
         self.exec.sched.end(&key, self.now.mono);
         if let Some(began) = started_at.filter(|_| by_itself) {
             self.exec.sched.ran(Span::millis(at.0.saturating_sub(began.0)));
@@ -774,6 +786,7 @@ impl Peer {
             ended_at: Some(closed.at),
             outcome: Some(closed.outcome.clone()),
             note: closed.note.clone(),
+            nodes: closed.nodes.clone(),
         };
         let whole = SpanNote::of_attempt(&summary);
         let run = closed.started_at.map(|at| SpanNote {
@@ -801,13 +814,14 @@ impl Peer {
                     started_at: closed.started_at,
                     at: closed.at,
                     note: closed.note.clone(),
+                    nodes: closed.nodes.clone(),
                 };
                 self.propose(origin, Task::Job(change), Purpose::Close(key), PATIENCE);
             }
             (Phase::Running, _) if !attempt.recorded => {
                 attempt.busy = true;
                 let at = attempt.started_at.unwrap_or(self.now.wall);
-                let change = Change::Started { epoch: key.epoch, at };
+                let change = Change::Started { epoch: key.epoch, at, nodes: attempt.nodes.clone() };
                 self.propose(origin, Task::Job(change), Purpose::Started(key), PATIENCE);
             }
             (Phase::Starting | Phase::Running, _) => {

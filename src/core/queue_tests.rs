@@ -146,6 +146,7 @@ impl Mesh {
                     container_runtime: None,
                     terms: Default::default(),
                     nodes_out: Default::default(),
+                    slurm: None,
                 }),
                 queue: site.told.0.clone(),
                 contact: site.told.1.clone(),

@@ -265,6 +265,7 @@ impl JobRecord {
                     ended_at: None,
                     outcome: None,
                     note: None,
+                    nodes: None,
                 });
             }
             GroupsChange::Seen { epoch, started, ended, at } => {
@@ -298,6 +299,7 @@ impl JobRecord {
                     ended_at: None,
                     outcome: None,
                     note: None,
+                    nodes: None,
                 });
                 self.placement = Some(placement.clone());
             }
@@ -321,6 +323,7 @@ impl JobRecord {
                             ended_at: Some(*at),
                             outcome: Some(Outcome::Stopped(why.clone())),
                             note: None,
+                            nodes: None,
                         });
                     }
                 }

@@ -154,6 +154,7 @@ fn a_groups_record_begins_halts_and_ends_on_the_jobs_word_alone() {
         started_at: None,
         at: WallTime(3),
         note: None,
+        nodes: None,
     };
     let intent = CancelIntent { by: "me".into(), at: WallTime(8) };
     assert!(matches!(group.apply(&Change::Cancel { intent }), Err(Refused::Held(_))));
@@ -161,7 +162,8 @@ fn a_groups_record_begins_halts_and_ends_on_the_jobs_word_alone() {
         group.apply(&Change::Place { placement: at("d"), epoch: Epoch(1) }),
         Err(Refused::Held(_))
     ));
-    let runs = after(group.clone(), &[begin(1), Change::Started { epoch: Epoch(1), at: WallTime(3) }]);
+    let runs =
+        after(group.clone(), &[begin(1), Change::Started { epoch: Epoch(1), at: WallTime(3), nodes: None }]);
     assert!(matches!(runs.apply(&begin(2)), Err(Refused::Placed(..))), "one attempt at a time");
     // Its end is not the job's.
     let ended = after(runs.clone(), &[close(1, OK)]);
@@ -206,8 +208,14 @@ impl Walk {
 
     fn close(&mut self, k: usize, outcome: Outcome) {
         let Some(epoch) = self.runs[k].take() else { return };
-        let close =
-            Change::Close { epoch: Epoch(epoch), outcome, started_at: None, at: WallTime(3), note: None };
+        let close = Change::Close {
+            epoch: Epoch(epoch),
+            outcome,
+            started_at: None,
+            at: WallTime(3),
+            note: None,
+            nodes: None,
+        };
         if let Ok(next) = self.kids[k].apply(&close) {
             self.kids[k] = next;
         }

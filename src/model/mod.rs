@@ -11,6 +11,7 @@ pub mod input;
 pub mod invariants;
 #[cfg(test)]
 mod pages_tests;
+pub mod partitions;
 pub mod policy;
 pub mod record;
 pub mod replay_trace;

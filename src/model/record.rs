@@ -225,6 +225,9 @@ pub struct AttemptSummary {
     /// What its cluster says of that beside the outcome. Versions of before drop it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
+    /// The nodes that it ran on, in the names of its cluster's scheduler. Versions of before drop it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nodes: Option<String>,
 }
 
 /// A published checkpoint.
@@ -415,6 +418,8 @@ pub enum Change {
         epoch: Epoch,
         /// When it started.
         at: WallTime,
+        /// On which nodes, where its scheduler names them.
+        nodes: Option<String>,
     },
     /// The executor has durably closed this attempt.
     Close {
@@ -428,6 +433,8 @@ pub enum Change {
         at: WallTime,
         /// What its cluster says of that beside the outcome.
         note: Option<String>,
+        /// On which nodes it ran, where its scheduler names them.
+        nodes: Option<String>,
     },
     /// A home waited out the grace and took the incarnation over: the attempt has stopped by now.
     Free {
@@ -649,18 +656,20 @@ impl JobRecord {
                     ended_at: None,
                     outcome: None,
                     note: None,
+                    nodes: None,
                 });
                 next.placement = Some(placement.clone());
             }
-            Change::Started { epoch, at } => {
+            Change::Started { epoch, at, nodes } => {
                 let placement = self.held(*epoch)?;
                 next.state = JobState::Running;
                 next.reason = format!("runs at {}", placement.cluster);
                 if let Some(last) = next.attempts.as_mut_slice().last_mut() {
                     last.started_at = Some(*at);
                 }
+                next.ran_on(*epoch, nodes.as_deref());
             }
-            Change::Close { epoch, outcome, started_at, at, note } => {
+            Change::Close { epoch, outcome, started_at, at, note, nodes } => {
                 // A group that was given up has ended its job's epoch: what it did since does not count.
                 let counts = self.group_of.is_none() && matches!(outcome, Outcome::Exited(0));
                 if counts && self.lost_is_newest(*epoch) {
@@ -671,6 +680,7 @@ impl JobRecord {
                 } else {
                     self.held(*epoch)?;
                 }
+                next.ran_on(*epoch, nodes.as_deref());
                 next.close(*epoch, outcome.clone(), *started_at, *at);
                 if let Some(note) = note {
                     next.noted(*epoch, note);
@@ -830,6 +840,14 @@ impl JobRecord {
             return;
         }
         self.settle(outcome, &cluster, at);
+    }
+
+    /// The nodes of an attempt, as they were told first.
+    fn ran_on(&mut self, epoch: Epoch, nodes: Option<&str>) {
+        let Some(last) = self.attempts.as_mut_slice().iter_mut().rfind(|a| a.epoch == epoch) else { return };
+        if last.nodes.is_none() {
+            last.nodes = nodes.map(|n| n.chars().filter(|c| !c.is_control()).take(NOTE_MAX).collect());
+        }
     }
 
     /// A few words on how an attempt ended: with it, and in the sentence for people.

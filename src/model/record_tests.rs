@@ -30,7 +30,7 @@ fn place(epoch: u64) -> Change {
 }
 
 fn close(epoch: u64, outcome: Outcome) -> Change {
-    Change::Close { epoch: Epoch(epoch), outcome, started_at: None, at: WallTime(3), note: None }
+    Change::Close { epoch: Epoch(epoch), outcome, started_at: None, at: WallTime(3), note: None, nodes: None }
 }
 
 fn free(epoch: u64) -> Change {
@@ -97,6 +97,31 @@ fn a_cancel_wins_unless_the_job_had_succeeded() {
 }
 
 #[test]
+fn the_nodes_of_an_attempt_stay_as_they_were_told_first() {
+    let nodes = Some("n[1-2]\u{1b}".to_owned());
+    let started = Change::Started { epoch: Epoch(1), at: WallTime(2), nodes: nodes.clone() };
+    let end = |nodes: Option<&str>| Change::Close {
+        epoch: Epoch(1),
+        outcome: Outcome::Exited(0),
+        started_at: Some(WallTime(2)),
+        at: WallTime(3),
+        note: None,
+        nodes: nodes.map(str::to_owned),
+    };
+    let of = |record: &JobRecord| record.attempts.last().and_then(|a| a.nodes.clone());
+    let runs = after(record("run: 'true'"), &[place(1), started]);
+    assert_eq!(of(&runs).as_deref(), Some("n[1-2]"));
+    assert_eq!(of(&after(runs.clone(), &[end(Some("other"))])).as_deref(), Some("n[1-2]"));
+    // So short that only its end was told.
+    assert_eq!(of(&after(record("run: 'true'"), &[place(1), end(Some("n3"))])).as_deref(), Some("n3"));
+    assert_eq!(of(&after(record("run: 'true'"), &[place(1), end(None)])), None);
+    // The version before reads it, and drops what it does not know.
+    let mut old = serde_json::to_value(&runs).expect("plain");
+    old["attempts"][0].as_object_mut().expect("an object").remove("nodes");
+    assert_eq!(of(&serde_json::from_value(old).expect("is read")), None);
+}
+
+#[test]
 fn what_a_cluster_says_of_an_end_stands_in_the_reason_and_with_its_attempt() {
     let note = Some("killed for memory".to_owned());
     let end = Change::Close {
@@ -105,6 +130,7 @@ fn what_a_cluster_says_of_an_end_stands_in_the_reason_and_with_its_attempt() {
         started_at: None,
         at: WallTime(3),
         note: note.clone(),
+        nodes: None,
     };
     let done = after(record("run: 'false'"), &[place(1), end.clone()]);
     assert!(done.reason.starts_with("ended by signal 9 at "), "{}", done.reason);
@@ -190,7 +216,7 @@ fn a_sealed_generation_changes_no_more_and_is_carried_over_once() {
         free(1),
         seal(0, &["x"]),
         Change::Cancel { intent: CancelIntent { by: "b".into(), at: WallTime(1) } },
-        Change::Started { epoch: Epoch(1), at: WallTime(1) },
+        Change::Started { epoch: Epoch(1), at: WallTime(1), nodes: None },
     ] {
         assert_eq!(sealed.apply(&change), Err(Refused::Sealed(0)), "{change:?}");
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::partitions::SlurmReport;
 use crate::base::{
     Bytes, ContactId, Epoch, Home, Instant, JobId, MilliCpu, PeerName, Span, StoreId, WallTime,
 };
@@ -56,6 +57,9 @@ pub struct CapacityReport {
     /// Nodes that are there and take nothing: they are in no group.
     #[serde(default, skip_serializing_if = "NodesOut::is_empty")]
     pub nodes_out: NodesOut,
+    /// Partitions and features, where a Slurm is below and has said so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slurm: Option<SlurmReport>,
 }
 
 /// Nodes that take nothing, with the reason. Bounded, the first by name, and it says how many more there are.

@@ -189,6 +189,7 @@ mod tests {
                 container_runtime: None,
                 terms: Default::default(),
                 nodes_out: Default::default(),
+                slurm: None,
             }),
             queue: Some(QueueReport {
                 gpus_free: [("A100-80G".to_owned(), 20)].into(),

@@ -58,6 +58,9 @@ pub struct AttemptDocument {
     /// What its cluster says of that beside the outcome: `killed for memory`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
+    /// The nodes that it ran on, in the names of its cluster's scheduler; none where it names none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nodes: Option<String>,
 }
 
 /// A published checkpoint.
@@ -305,6 +308,7 @@ impl From<&crate::model::AttemptSummary> for AttemptDocument {
             ended_at_ms: a.ended_at.map(|at| at.0),
             outcome: a.outcome.clone(),
             note: a.note.clone(),
+            nodes: a.nodes.clone(),
         }
     }
 }

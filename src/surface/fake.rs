@@ -11,6 +11,7 @@ use tokio::sync::broadcast;
 use crate::base::*;
 use crate::core::api::*;
 use crate::core::placement::{Estimate, Reason};
+use crate::model::partitions::{NodeSet, SlurmReport};
 use crate::model::record::{Birth, CancelIntent, Change, MoveIntent};
 use crate::model::report::{
     CapacityReport, HealthReport, LinkSample, Liveness, MemberView, NodeCapacity, Report, View,
@@ -118,13 +119,16 @@ impl Fake {
             at: WallTime(2_000),
         };
         self.change(id, Change::Place { placement, epoch });
-        self.change(id, Change::Started { epoch, at: WallTime(2_100) });
+        self.change(id, Change::Started { epoch, at: WallTime(2_100), nodes: Some("n[1-2]".into()) });
     }
 
     pub fn close(&self, id: JobId, code: i32) {
         let epoch = self.state.lock().expect("state").records[&id].epoch;
         let outcome = crate::model::Outcome::Exited(code);
-        self.change(id, Change::Close { epoch, outcome, started_at: None, at: WallTime(3_000), note: None });
+        self.change(
+            id,
+            Change::Close { epoch, outcome, started_at: None, at: WallTime(3_000), note: None, nodes: None },
+        );
     }
 
     fn why(&self) -> ClientResponse {
@@ -186,6 +190,7 @@ impl Fake {
             container_runtime: None,
             terms: Default::default(),
             nodes_out: Default::default(),
+            slurm: slurm(),
         };
         let gpus = |n| BTreeMap::from([("A100-80G".to_owned(), n)]);
         let mut queue =
@@ -409,4 +414,15 @@ impl PeerHandle for Fake {
     fn metrics(&self) -> String {
         "starling_fake 1\n# EOF\n".into()
     }
+}
+
+/// One partition, one feature of which nobody has told all.
+fn slurm() -> Option<SlurmReport> {
+    let set = |name: &str, nodes, up, gpus| NodeSet { name: name.into(), nodes, up, gpus };
+    Some(SlurmReport {
+        partitions: vec![set("main", 3, 2, 16)],
+        features: vec![set("ib", 1, 1, 8)],
+        features_more: 7,
+        ..SlurmReport::default()
+    })
 }

@@ -336,7 +336,9 @@ impl Keeper {
         }
         live.doing = "running".into();
         drop(all);
-        if let Err(error) = self.dir(key).write_started(&crate::backends::local::files::Started { at }) {
+        if let Err(error) =
+            self.dir(key).write_started(&crate::backends::local::files::Started { at, nodes: None })
+        {
             tracing::warn!(%key, trace = self.dir(key).trace(), %error, "that an attempt started could not be written");
         }
         self.out.say(BackendEvent::Started { key, at });

@@ -359,7 +359,8 @@ impl Watch {
         let (map, news) = {
             let nodes = self.nodes.read();
             let map = NodeMap::new(nodes.values(), &self.keeper.config.rules);
-            let news = NodesNews { images: super::nodes::images(nodes.values(), &map), out: map.out() };
+            let news =
+                NodesNews { images: super::nodes::images(nodes.values(), &map), out: map.out(), slurm: None };
             (map, news)
         };
         if map != self.keeper.map() {

@@ -3,6 +3,7 @@
 //! The folder is the only thing that the peer and the guard share, so that either may die and be started
 //! again: every file appears whole (written aside and renamed), and what decides (the claim of the name, the
 //! taken token, the end) is on disk before anyone acts on it.
+// tidy: long because what lies in the folder is one agreement of peer and guard
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -177,6 +178,9 @@ pub struct Guarded {
 pub struct Started {
     /// Since when.
     pub at: WallTime,
+    /// On which nodes, where the scheduler that started the guard names them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nodes: Option<String>,
 }
 
 /// No process of the attempt is left.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use async_trait::async_trait;
 
-use crate::base::Bytes;
+use crate::base::{Bytes, Span};
 
 /// Where a native job stands, as far as that matters here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -158,6 +158,14 @@ impl fmt::Display for SubmitError {
             Self::Refused(why) | Self::Unknown(why) => f.write_str(why),
         }
     }
+}
+
+/// Longest pause between two questions while Slurm does not answer.
+const PAUSE_MAX: Span = Span::secs(60);
+
+/// Until the next question, after so many failures in a row.
+pub(super) fn pause(interval: Span, failures: u32) -> Span {
+    interval.scale(1 << failures.min(5), 1).min(PAUSE_MAX.max(interval))
 }
 
 /// One way to a Slurm cluster.

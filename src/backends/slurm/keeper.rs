@@ -21,12 +21,12 @@ use super::prepare::{self, Kept, native_name, read_tag, tag};
 use crate::backends::hold::{Hold, Outbox, Renewals, open};
 use crate::backends::line::Hears;
 use crate::backends::local::files::{
-    AttemptDir, Binding, Ended, Stop, optional, read_json, write_json, write_json_unsynced,
+    AttemptDir, Binding, Ended, Started, Stop, optional, read_json, write_json, write_json_unsynced,
 };
 use crate::backends::local::guard::remote::{Answer, Question, What};
 use crate::backends::local::guard::{self, BY_SCHEDULER};
 use crate::backends::local::{clock, parse_key_of};
-use crate::base::{ContactId, Instant, Span, WallTime};
+use crate::base::{ContactId, Instant, Span};
 use crate::core::api::{AttemptKey, StartCommand};
 use crate::core::{BackendCommand, BackendEvent};
 use crate::model::Outcome;
@@ -176,7 +176,7 @@ impl Keeper {
         match what {
             What::Ask | What::Begin => {}
             What::Started(started) if part.is_empty() || part == "node-0" => {
-                self.started(key, &part, started.at);
+                self.started(key, &part, started);
             }
             What::Started(_) => {}
             What::Ended(ended) => self.guard_ended(key, &part, ended),
@@ -224,7 +224,7 @@ impl Keeper {
         self.answer_files();
     }
 
-    fn started(&self, key: AttemptKey, part: &str, at: WallTime) {
+    fn started(&self, key: AttemptKey, part: &str, started: Started) {
         let mut live = open(&self.live);
         let Some(live) = live.get_mut(&key) else { return };
         // Of a gang the first node's program counts, not the launcher.
@@ -232,7 +232,14 @@ impl Keeper {
             return;
         }
         live.announced = true;
-        self.out.say(BackendEvent::Started { key, at });
+        self.say_started(key, started);
+    }
+
+    fn say_started(&self, key: AttemptKey, started: Started) {
+        if let Some(nodes) = started.nodes {
+            self.out.say(BackendEvent::Where { key, nodes });
+        }
+        self.out.say(BackendEvent::Started { key, at: started.at });
     }
 
     fn guard_ended(&self, key: AttemptKey, part: &str, ended: Ended) {
@@ -281,7 +288,7 @@ impl Keeper {
             if live.announced
                 && let Ok(Some(started)) = self.started_file(key, live.kept.parts)
             {
-                self.out.say(BackendEvent::Started { key, at: started });
+                self.say_started(key, started);
             }
             return;
         }
@@ -304,10 +311,10 @@ impl Keeper {
         }
     }
 
-    fn started_file(&self, key: AttemptKey, parts: u32) -> io::Result<Option<WallTime>> {
+    fn started_file(&self, key: AttemptKey, parts: u32) -> io::Result<Option<Started>> {
         let dirs = self.node_dirs(key, parts.min(1));
         let dir = dirs.into_iter().next().unwrap_or_else(|| self.dir(key));
-        Ok(dir.started()?.map(|s| s.at))
+        dir.started()
     }
 
     fn submit(&self, key: AttemptKey) {
@@ -493,8 +500,8 @@ impl Keeper {
         let Some((parts, announced)) = open(&self.live).get(&key).map(|l| (l.kept.parts, l.announced)) else {
             return;
         };
-        if !announced && let Ok(Some(at)) = self.started_file(key, parts) {
-            self.started(key, if parts == 0 { "" } else { "node-0" }, at);
+        if !announced && let Ok(Some(started)) = self.started_file(key, parts) {
+            self.started(key, if parts == 0 { "" } else { "node-0" }, started);
         }
         let whole = match self.dir(key).ended() {
             Ok(Some(ended)) => ended,
@@ -622,7 +629,7 @@ impl Keeper {
 
     fn end_now(&self, key: AttemptKey, outcome: Outcome) -> Ended {
         let parts = open(&self.live).get(&key).map_or(0, |l| l.kept.parts);
-        let started_at = self.started_file(key, parts).ok().flatten();
+        let started_at = self.started_file(key, parts).ok().flatten().map(|s| s.at);
         Ended { outcome, started_at, at: clock::wall(), output_lost: 0 }
     }
 

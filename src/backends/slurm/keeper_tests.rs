@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::backends::conformance::{key, script, start};
-use crate::base::PeerName;
+use crate::base::{PeerName, WallTime};
 use crate::core::api::StopReason;
 
 struct Desk {

@@ -27,21 +27,19 @@ use tokio::sync::{Semaphore, broadcast, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use self::driver::{Driver, DriverError};
+use self::driver::{Driver, DriverError, pause};
 use self::keeper::{Act, Keeper};
 use self::nodes::{Doubt, NodeMap};
 use super::local::files::{optional, read_json};
 use super::local::{LogLimits, clock};
 use super::{Backend, Discovery, line};
 use crate::base::{ContactId, Instant, PeerName, Span};
-use crate::core::api::{AttemptKey, ClusterState};
+use crate::core::api::{AttemptKey, ClusterState, NodesNews};
 use crate::core::{BackendCommand, BackendEvent};
 use crate::model::NodeCapacity;
 
 /// Calls to Slurm at once, beside the list.
 const CALLS_AT_ONCE: usize = 8;
-/// Longest pause between two lists while Slurm does not answer.
-const PAUSE_MAX: Span = Span::secs(60);
 /// Lists between two looks at the nodes.
 const NODES_EVERY: u32 = 5;
 /// Without an answer for so long, nothing new is taken.
@@ -374,6 +372,7 @@ impl Watch {
         let (mut failures, mut round) = (0_u32, 0_u32);
         let mut answered = clock::now();
         let mut said: Option<ClusterState> = None;
+        let mut news: Option<NodesNews> = None;
         let (mut no_jobs, mut no_nodes) = (Doubt::default(), Doubt::default());
         loop {
             let asked_at = clock::now();
@@ -387,6 +386,11 @@ impl Watch {
                         self.look_at_nodes(&mut no_nodes).await;
                     }
                     (failures, answered, round) = (0, clock::now(), round.wrapping_add(1));
+                    let now = self.keeper.map().news();
+                    if news.as_ref() != Some(&now) {
+                        news = Some(now.clone());
+                        self.keeper.out.say(BackendEvent::Nodes(Box::new(now)));
+                    }
                     let keeper = self.keeper.clone();
                     let believed = no_jobs.believes(jobs.is_empty());
                     let read = tokio::task::spawn_blocking(move || {
@@ -410,7 +414,7 @@ impl Watch {
                 said = Some(state.clone());
                 self.keeper.out.say(BackendEvent::Cluster(Box::new(state)));
             }
-            let pause = interval.scale(1 << failures.min(5), 1).min(PAUSE_MAX.max(interval));
+            let pause = pause(interval, failures);
             tokio::select! { biased;
                 () = self.stop.cancelled() => return,
                 () = tokio::time::sleep(pause.to_std()) => {}
@@ -483,6 +487,9 @@ mod tests {
     }
 }
 
+#[cfg(test)]
+#[path = "load_tests.rs"]
+mod load_tests;
 #[cfg(test)]
 #[path = "watch_tests.rs"]
 mod watch_tests;

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 
 use super::driver::{NativeJob, NativeNode, NativeState};
 use crate::base::{Bytes, MilliCpu};
-use crate::core::api::{AttemptKey, ClusterState, Held, Waiting};
+use crate::core::api::{AttemptKey, ClusterState, Held, NodesNews, Waiting};
+use crate::model::partitions::{NodeOf, SlurmReport};
+use crate::model::report::NodesOut;
 use crate::model::{NodeCapacity, gpu};
 
 /// The nodes that may be used, in the order in which the core counts them.
@@ -18,6 +20,8 @@ pub struct NodeMap {
     index: BTreeMap<String, u32>,
     /// Nodes that may not be used, with the reason.
     pub left_out: Vec<(String, String)>,
+    /// Of all nodes, also of partitions that are not offered: a script may name them.
+    report: Option<SlurmReport>,
     /// The partitions that are used; all where there is none.
     partitions: Vec<String>,
     /// Slurm named nodes at all.
@@ -56,7 +60,14 @@ fn model_of(node: &NativeNode, names: &BTreeMap<String, String>) -> Option<Strin
 impl NodeMap {
     /// Of the partitions that are used (all where none is named).
     pub fn new(nodes: &[NativeNode], partitions: &[String], names: &BTreeMap<String, String>) -> Self {
-        let mut map = Self { partitions: partitions.to_vec(), known: !nodes.is_empty(), ..Self::default() };
+        let report = SlurmReport::of(nodes.iter().map(|n| NodeOf {
+            partitions: &n.partitions,
+            features: &n.features,
+            up: n.usable,
+            gpus: n.gpus.as_ref().map_or(0, |(_, gpus)| *gpus),
+        }));
+        let known = !nodes.is_empty();
+        let mut map = Self { partitions: partitions.to_vec(), known, report, ..Self::default() };
         let mut alike: BTreeMap<(Option<String>, u32, u32, u64), Vec<&NativeNode>> = BTreeMap::new();
         for node in nodes {
             if !partitions.is_empty() && !node.partitions.iter().any(|p| partitions.contains(p)) {
@@ -133,6 +144,12 @@ impl NodeMap {
             closed: self.groups.is_empty().then(|| self.none_up()),
             waiting,
         }
+    }
+
+    /// What is told of the nodes beside their capacity.
+    pub(super) fn news(&self) -> NodesNews {
+        let out = NodesOut::of(self.left_out.iter().map(|(name, why)| (name.as_str(), why.as_str())));
+        NodesNews { images: Vec::new(), out, slurm: self.report.clone() }
     }
 
     fn none_up(&self) -> String {

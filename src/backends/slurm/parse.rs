@@ -11,6 +11,8 @@ use crate::base::Bytes;
 
 /// Nodes of one list that are expanded.
 const HOSTS_MAX: usize = 100_000;
+/// Digits of a number in a host's name.
+const DIGITS_MAX: usize = 20;
 
 /// A list under a key. None where the document is not whole or says that it failed.
 pub fn list<'a>(document: &'a Value, key: &str) -> Result<&'a Vec<Value>, String> {
@@ -94,8 +96,20 @@ pub fn job(value: &Value) -> Option<NativeJob> {
         user: text(value, "user_name"),
         parts: if state == NativeState::Active { parts(value) } else { Vec::new() },
         partition: text(value, "partition"),
-        gpus_wanted: tres(&text(value, "tres_req_str")).gpus.unwrap_or(0),
+        gpus_wanted: gpus_wanted(value),
     })
+}
+
+/// GPUs that a job asks for: in the sum of its TRES where the site counts GPUs there, else as it asked.
+fn gpus_wanted(value: &Value) -> u32 {
+    let asked = |key: &str| gpus_of(&text(value, key)).map(|(_, n)| n);
+    let times = |n: u32, of: &str| n.saturating_mul(count(value, of).unwrap_or(1).max(1));
+    tres(&text(value, "tres_req_str"))
+        .gpus
+        .or_else(|| asked("tres_per_job"))
+        .or_else(|| asked("tres_per_node").map(|n| times(n, "node_count")))
+        .or_else(|| asked("tres_per_task").map(|n| times(n, "tasks")))
+        .unwrap_or(0)
 }
 
 /// Text, or an object of several since slurmdbd keeps them.
@@ -134,12 +148,13 @@ fn parts(value: &Value) -> Vec<Part> {
     let cpus = count(value, "cpus").unwrap_or(n);
     let tres = tres(&text(value, "tres_alloc_str"));
     let gres = texts_whole(value.get("gres_detail"));
-    let each = resources
-        .and_then(|r| r.get("allocated_nodes").or_else(|| r.get("nodes").and_then(|n| n.get("allocation"))))
-        .and_then(Value::as_array);
-    let of_node = |name: &str| {
-        each.and_then(|all| all.iter().find(|a| text(a, "nodename") == *name || text(a, "name") == *name))
-    };
+    let each =
+        items(resources.and_then(|r| {
+            r.get("allocated_nodes").or_else(|| r.get("nodes").and_then(|n| n.get("allocation")))
+        }));
+    let cores_in_all: u64 = each.iter().copied().map(cores).sum();
+    let of_node =
+        |name: &str| each.iter().find(|a| text(a, "nodename") == *name || text(a, "name") == *name).copied();
     let part = |(i, name): (usize, &String)| {
         let here = of_node(name);
         let memory = here
@@ -151,7 +166,8 @@ fn parts(value: &Value) -> Vec<Part> {
             .or_else(|| tres.memory_mb.map(|mb| mb / u64::from(n)));
         let cpus_here = here
             .and_then(|h| h.get("cpus").and_then(|c| c.get("count")).and_then(number))
-            .and_then(|c| u32::try_from(c).ok());
+            .and_then(|c| u32::try_from(c).ok())
+            .or_else(|| here.and_then(|h| share(cpus, cores(h), cores_in_all)));
         let gpus = if gres.len() == nodes.len() {
             gres.get(i).map(|g| gpus_of(g).map_or(0, |(_, n)| n)).unwrap_or(0)
         } else {
@@ -167,6 +183,29 @@ fn parts(value: &Value) -> Vec<Part> {
     nodes.iter().enumerate().map(part).collect()
 }
 
+/// What is in an array, or in an object whose keys are numbers.
+fn items(value: Option<&Value>) -> Vec<&Value> {
+    match value {
+        Some(Value::Array(all)) => all.iter().collect(),
+        Some(Value::Object(all)) => all.values().collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// Cores that a job has of a node, where they are named one by one: by socket, then by core.
+fn cores(node: &Value) -> u64 {
+    let sockets = node.get("sockets").and_then(Value::as_object);
+    let cores = sockets.into_iter().flat_map(|s| s.values()).filter_map(|s| s.get("cores")?.as_object());
+    let has = |c: &&Value| c.as_str().is_some_and(|word| word.to_ascii_lowercase().starts_with("alloc"));
+    cores.flat_map(|c| c.values()).filter(has).count() as u64
+}
+
+/// Of so many CPUs as many as belong to these cores of all.
+fn share(cpus: u32, cores: u64, in_all: u64) -> Option<u32> {
+    let here = u64::from(cpus).checked_mul(cores)?.checked_div(in_all)?;
+    u32::try_from(here).ok()
+}
+
 /// An array of texts, not taken apart.
 fn texts_whole(value: Option<&Value>) -> Vec<String> {
     let all = value.and_then(Value::as_array);
@@ -179,16 +218,22 @@ struct Tres {
     gpus: Option<u32>,
 }
 
-/// `cpu=2,mem=200M,node=2,billing=2,gres/gpu=4`.
+/// `cpu=2,mem=200M,node=2,billing=2,gres/gpu=4`; some sites count GPUs by type alone, `gres/gpu:h100=4`.
 fn tres(text: &str) -> Tres {
     let mut found = Tres::default();
+    let mut typed: Option<u32> = None;
     for (key, value) in text.split(',').filter_map(|p| p.split_once('=')) {
         match key {
             "mem" => found.memory_mb = megabytes(value),
             "gres/gpu" => found.gpus = value.parse().ok(),
+            _ if key.starts_with("gres/gpu:") => {
+                let n: u32 = value.parse().unwrap_or(0);
+                typed = Some(typed.unwrap_or(0).saturating_add(n));
+            }
             _ => {}
         }
     }
+    found.gpus = found.gpus.or(typed);
     found
 }
 
@@ -231,7 +276,8 @@ pub fn gpus_of(text: &str) -> Option<(String, u32)> {
         .collect();
     for item in plain.split(',') {
         let item = item.trim().trim_start_matches("gres/").trim_start_matches("gres:");
-        let mut fields = item.split(':');
+        // 24.11 also writes the count behind an equals sign.
+        let mut fields = item.split([':', '=']);
         if fields.next() != Some("gpu") {
             continue;
         }
@@ -292,14 +338,25 @@ pub fn node(value: &Value) -> Option<NativeNode> {
         memory: Bytes(value.get("real_memory").and_then(number).unwrap_or(0).saturating_mul(1 << 20)),
         gpus: gpus_of(&text(value, "gres")).filter(|(_, n)| *n > 0),
         partitions: texts(value.get("partitions")),
-        features: texts(value.get("active_features").or_else(|| value.get("features"))),
+        features: features(value),
         name,
     })
 }
 
+/// What it has, and what it can be given; either may be missing or empty.
+fn features(value: &Value) -> Vec<String> {
+    let mut all = texts(value.get("active_features"));
+    for more in texts(value.get("features")) {
+        if !all.contains(&more) {
+            all.push(more);
+        }
+    }
+    all
+}
+
 /// Expands `a[1-3,07-09]-x,b`, one or more brackets. What cannot be read is no host.
 pub fn hosts(text: &str) -> Vec<String> {
-    let mut found = Vec::new();
+    let (mut found, mut steps) = (Vec::new(), 2 * HOSTS_MAX);
     let (mut depth, mut item) = (0_i32, String::new());
     for c in text.chars().chain([',']) {
         match c {
@@ -309,7 +366,7 @@ pub fn hosts(text: &str) -> Vec<String> {
         }
         if c == ',' && depth == 0 {
             if !item.is_empty() {
-                expand(&item, &mut found);
+                expand(&item, &mut found, &mut steps);
             }
             item.clear();
         } else {
@@ -319,9 +376,14 @@ pub fn hosts(text: &str) -> Vec<String> {
     found
 }
 
-fn expand(item: &str, found: &mut Vec<String>) {
+/// In so many steps at most: what follows a bracket may name nothing, however often it is tried.
+fn expand(item: &str, found: &mut Vec<String>, steps: &mut usize) {
+    if *steps == 0 || found.len() >= HOSTS_MAX {
+        return;
+    }
+    *steps -= 1;
     let Some((before, rest)) = item.split_once('[') else {
-        if found.len() < HOSTS_MAX && !matches!(item, "(null)" | "None" | "N/A") {
+        if !matches!(item, "(null)" | "None" | "N/A") {
             found.push(item.to_owned());
         }
         return;
@@ -331,11 +393,14 @@ fn expand(item: &str, found: &mut Vec<String>) {
         let (low, high) = range.split_once('-').unwrap_or((range, range));
         let width = low.len();
         let (Ok(from), Ok(to)) = (low.parse::<u64>(), high.parse::<u64>()) else { continue };
+        if width > DIGITS_MAX {
+            continue;
+        }
         for n in from..=to {
-            if found.len() >= HOSTS_MAX {
+            if *steps == 0 || found.len() >= HOSTS_MAX {
                 return;
             }
-            expand(&format!("{before}{n:0width$}{after}"), found);
+            expand(&format!("{before}{n:0width$}{after}"), found, steps);
         }
     }
 }
@@ -343,3 +408,6 @@ fn expand(item: &str, found: &mut Vec<String>) {
 #[cfg(test)]
 #[path = "parse_tests.rs"]
 mod tests;
+#[cfg(test)]
+#[path = "versions_tests.rs"]
+mod versions_tests;

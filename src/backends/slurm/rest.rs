@@ -1,25 +1,26 @@
 //! Slurm by slurmrestd: over its unix socket, or over TCP with a JWT. Where an answer cannot be had, or a job needs
 //! what its API does not say, the commands are used.
 //!
-//! The newest version that both sides know is taken. An HTTP status says little there: `errors` does.
+//! The newest version that both sides know is taken. An HTTP status says little there: `errors` does. A slurmrestd that
+//! fails is asked ever more seldom.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::{Method, Request, header};
+use hyper::{Method, Request, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use serde_json::{Map, Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
-use tokio::sync::OnceCell;
 
-use super::SlurmConfig;
 use super::commands::Commands;
-use super::driver::{Driver, DriverError, NativeJob, NativeNode, Submission, SubmitError};
-use super::parse;
-use crate::base::Span;
+use super::driver::{Driver, DriverError, NativeJob, NativeNode, Submission, SubmitError, pause};
+use super::{SlurmConfig, parse};
+use crate::backends::hold::open;
+use crate::backends::local::clock;
+use crate::base::{Instant, Span};
 use crate::model::sbatch;
 
 /// slurmrestd waits 9 s for a slurmctld that is gone.
@@ -29,6 +30,8 @@ const ANSWER_BYTES_MAX: usize = 512 << 20;
 const VERSIONS: [u32; 9] = [44, 43, 42, 41, 40, 39, 38, 37, 36];
 /// From here on numbers are objects and the environment is a list.
 const OBJECTS_FROM: u32 = 40;
+/// Slurm's number for "Invalid job id specified".
+const NO_SUCH_JOB: i64 = 2017;
 /// Where distributions put the socket.
 const SOCKETS: [&str; 3] =
     ["/run/slurmrestd/slurmrestd.socket", "/run/slurmrestd.socket", "/var/lib/slurmrestd.socket"];
@@ -43,8 +46,54 @@ enum Target {
 pub struct Rest {
     target: Target,
     token: Option<PathBuf>,
-    version: OnceCell<u32>,
+    /// The version of its API, once it is known.
+    version: tokio::sync::Mutex<Option<u32>>,
+    rests: Mutex<Rests>,
+    /// The first pause after a failure.
+    interval: Span,
     commands: Commands,
+}
+
+/// How often it has failed in a row, and until when it is left alone.
+#[derive(Debug, Default)]
+struct Rests {
+    failures: u32,
+    until: Instant,
+    why: String,
+}
+
+impl Rests {
+    fn may_ask(&self, now: Instant) -> Result<(), DriverError> {
+        if now >= self.until {
+            return Ok(());
+        }
+        Err(DriverError(format!("{} (left alone for a while, after {} failures)", self.why, self.failures)))
+    }
+
+    /// Questions that were under way together fail once.
+    fn failed(&mut self, now: Instant, interval: Span, why: &DriverError) {
+        if now >= self.until {
+            self.failures = self.failures.saturating_add(1);
+            self.until = now + pause(interval, self.failures);
+            self.why.clone_from(&why.0);
+        }
+    }
+}
+
+/// Why there is no answer.
+enum Fault {
+    /// It has no such path: it speaks another version of the API.
+    NoPath(DriverError),
+    /// Whatever else.
+    Other(DriverError),
+}
+
+impl From<Fault> for DriverError {
+    fn from(fault: Fault) -> Self {
+        match fault {
+            Fault::NoPath(error) | Fault::Other(error) => error,
+        }
+    }
 }
 
 /// The way that the configuration names, else a socket that is there, else the commands.
@@ -66,14 +115,23 @@ pub fn driver(config: &SlurmConfig) -> anyhow::Result<Arc<dyn Driver>> {
         matches!(target, Target::Unix(_)) || config.token.is_some(),
         "slurmrestd at {text} is asked with a JWT: set slurm.token to a file that `scontrol token` filled"
     );
-    Ok(Arc::new(Rest { target, token: config.token.clone(), version: OnceCell::new(), commands }))
+    Ok(Arc::new(Rest {
+        target,
+        token: config.token.clone(),
+        version: tokio::sync::Mutex::default(),
+        rests: Mutex::default(),
+        interval: config.interval,
+        commands,
+    }))
 }
 
 impl Rest {
-    async fn send(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Value, DriverError> {
-        let fault = |e: &dyn std::fmt::Display| DriverError(format!("slurmrestd: {path}: {e}"));
+    async fn send(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Value, Fault> {
+        let said = |e: &dyn std::fmt::Display| DriverError(format!("slurmrestd: {path}: {e}"));
+        let fault = |e: &dyn std::fmt::Display| Fault::Other(said(e));
         let mut request = Request::builder().method(method).uri(path).header(header::HOST, "localhost");
         if let Some(file) = &self.token {
+            // Read each time: it is replaced before it is over.
             let token = std::fs::read_to_string(file).map_err(|e| fault(&e))?;
             let token = token.trim();
             let token = token.strip_prefix("SLURM_JWT=").unwrap_or(token);
@@ -92,42 +150,93 @@ impl Rest {
             }
         };
         let answer = tokio::time::timeout(PATIENCE.to_std(), asked).await;
-        let bytes = answer.map_err(|_| fault(&"no answer in time"))?.map_err(|e| fault(&e))?;
-        serde_json::from_slice(&bytes).map_err(|e| fault(&format!("its answer is not whole JSON: {e}")))
+        let (status, bytes) = answer.map_err(|_| fault(&"no answer in time"))?.map_err(|e| fault(&e))?;
+        let no_job = |answer: &Value| failures(answer).iter().any(|(number, _)| *number == NO_SUCH_JOB);
+        match serde_json::from_slice::<Value>(&bytes) {
+            Ok(answer) if status == StatusCode::NOT_FOUND && !no_job(&answer) => {
+                Err(Fault::NoPath(said(&status)))
+            }
+            Ok(answer) => Ok(answer),
+            Err(_) if status == StatusCode::NOT_FOUND => Err(Fault::NoPath(said(&status))),
+            Err(_) if !status.is_success() => Err(fault(&format!("{status}: {}", few_words(&bytes)))),
+            Err(e) => Err(fault(&format!("its answer is not whole JSON: {e}"))),
+        }
     }
 
+    /// The version of its API; nothing else was asked where there is an error.
     async fn version(&self) -> Result<u32, DriverError> {
-        let find = || async {
-            let mut last = DriverError("slurmrestd: it speaks no version that is known here".into());
-            for version in VERSIONS {
-                match self.send(Method::GET, &format!("/slurm/v0.0.{version}/ping"), None).await {
-                    Ok(answer) if answer.get("meta").is_some() && answer.get("pings").is_some() => {
-                        return Ok(version);
-                    }
-                    Ok(_) => {}
-                    Err(error) => last = error,
+        open(&self.rests).may_ask(clock::now())?;
+        let mut known = self.version.lock().await;
+        if let Some(version) = *known {
+            return Ok(version);
+        }
+        let mut last = DriverError("slurmrestd: it speaks no version that is known here".into());
+        for version in VERSIONS {
+            match self.send(Method::GET, &format!("/slurm/v0.0.{version}/ping"), None).await {
+                Ok(answer) if answer.get("meta").is_some() && answer.get("pings").is_some() => {
+                    *known = Some(version);
+                    return Ok(version);
+                }
+                Ok(_) | Err(Fault::NoPath(_)) => {}
+                // One that fails would fail, or be waited for, once a version.
+                Err(Fault::Other(error)) => {
+                    last = error;
+                    break;
                 }
             }
-            Err(last)
-        };
-        self.version.get_or_try_init(find).await.copied()
+        }
+        open(&self.rests).failed(clock::now(), self.interval, &last);
+        Err(last)
+    }
+
+    /// Asks under the version that is known.
+    async fn ask(
+        &self,
+        method: Method,
+        version: u32,
+        what: &str,
+        body: Option<&Value>,
+    ) -> Result<Value, DriverError> {
+        let answer = self.send(method, &format!("/slurm/v0.0.{version}/{what}"), body).await;
+        match answer {
+            Ok(answer) => {
+                *open(&self.rests) = Rests::default();
+                Ok(answer)
+            }
+            Err(fault) => {
+                if matches!(fault, Fault::NoPath(_)) {
+                    // Slurm was upgraded under the running peer.
+                    *self.version.lock().await = None;
+                }
+                let error = DriverError::from(fault);
+                open(&self.rests).failed(clock::now(), self.interval, &error);
+                Err(error)
+            }
+        }
     }
 
     async fn get(&self, what: &str) -> Result<Value, DriverError> {
         let version = self.version().await?;
-        self.send(Method::GET, &format!("/slurm/v0.0.{version}/{what}"), None).await
+        self.ask(Method::GET, version, what, None).await
     }
+}
+
+/// The beginning of an answer that is no JSON.
+fn few_words(bytes: &[u8]) -> String {
+    let text: String = String::from_utf8_lossy(bytes).chars().filter(|c| !c.is_control()).take(120).collect();
+    text.trim().to_owned()
 }
 
 async fn exchange<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
     stream: S,
     request: Request<Full<bytes::Bytes>>,
-) -> anyhow::Result<Vec<u8>> {
+) -> anyhow::Result<(StatusCode, Vec<u8>)> {
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     let talk = async {
         let response = sender.send_request(request).await?;
+        let status = response.status();
         let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
-        Ok::<_, anyhow::Error>(body.map_err(|e| anyhow::anyhow!("{e}"))?.to_bytes().to_vec())
+        Ok::<_, anyhow::Error>((status, body.map_err(|e| anyhow::anyhow!("{e}"))?.to_bytes().to_vec()))
     };
     tokio::pin!(talk);
     tokio::pin!(connection);
@@ -215,10 +324,21 @@ impl Driver for Rest {
     }
 
     async fn job(&self, id: u64) -> Result<Option<NativeJob>, DriverError> {
-        match self.get(&format!("job/{id}")).await {
-            Ok(answer) if failures(&answer).iter().any(|(number, _)| *number == 2017) => Ok(None),
-            Ok(answer) => Ok(whole(&answer, "jobs", parse::job)?.into_iter().find(|j| j.id == id)),
-            Err(_) => self.commands.job(id).await,
+        let asked = match self.get(&format!("job/{id}")).await {
+            Ok(answer) if failures(&answer).iter().any(|(number, _)| *number == NO_SUCH_JOB) => {
+                return Ok(None);
+            }
+            Ok(answer) => whole(&answer, "jobs", parse::job),
+            Err(error) => Err(error),
+        };
+        // A list without it says nothing: only Slurm's own word that it has none does.
+        let asked = asked.and_then(|jobs| {
+            let job = jobs.into_iter().find(|j| j.id == id);
+            job.ok_or_else(|| DriverError(format!("slurmrestd: its answer is not about job {id}")))
+        });
+        match asked {
+            Ok(job) => Ok(Some(job)),
+            Err(error) => self.commands.job(id).await.map_err(|e| DriverError(format!("{error}; {e}"))),
         }
     }
 
@@ -230,14 +350,13 @@ impl Driver for Rest {
     }
 
     async fn submit(&self, job: &Submission) -> Result<u64, SubmitError> {
-        let body = match self.version().await.ok().map(|v| (v, body(v, job))) {
+        let (version, body) = match self.version().await.ok().map(|v| (v, body(v, job))) {
             Some((version, Some(body))) => (version, body),
             // Nothing was asked yet.
             _ => return self.commands.submit(job).await,
         };
-        let path = format!("/slurm/v0.0.{}/job/submit", body.0);
-        let answer =
-            self.send(Method::POST, &path, Some(&body.1)).await.map_err(|e| SubmitError::Unknown(e.0))?;
+        let answer = self.ask(Method::POST, version, "job/submit", Some(&body)).await;
+        let answer = answer.map_err(|e| SubmitError::Unknown(e.0))?;
         let failed = failures(&answer);
         let id = answer.get("job_id").and_then(|n| n.as_u64().or_else(|| n.get("number")?.as_u64()));
         match (failed.is_empty(), id.filter(|id| *id > 0)) {
@@ -260,9 +379,8 @@ impl Driver for Rest {
             _ => return Ok(()),
         }
         let version = self.version().await?;
-        let path = format!("/slurm/v0.0.{version}/job/{id}");
-        let answer = self.send(Method::DELETE, &path, None).await?;
-        match failures(&answer).into_iter().find(|(number, _)| *number != 0 && *number != 2017) {
+        let answer = self.ask(Method::DELETE, version, &format!("job/{id}"), None).await?;
+        match failures(&answer).into_iter().find(|(number, _)| *number != 0 && *number != NO_SUCH_JOB) {
             None => Ok(()),
             Some((_, text)) => Err(DriverError(format!("slurmrestd: {text}"))),
         }
@@ -277,6 +395,10 @@ fn whole<T>(document: &Value, key: &str, read: fn(&Value) -> Option<T>) -> Resul
     let all = parse::list(document, key).map_err(|e| DriverError(format!("slurmrestd: {e}")))?;
     Ok(all.iter().filter_map(read).collect())
 }
+
+#[cfg(test)]
+#[path = "rest_tests.rs"]
+mod rest_tests;
 
 #[cfg(test)]
 mod tests {

@@ -23,7 +23,13 @@ fn peer() -> (Peer, AttemptKey, Birth) {
         binding: (ContactId([3; 20]), 1),
         moving_to: None,
         preempted: None,
-        closed: Some(Closed { outcome: Outcome::Exited(0), started_at: Some(at), at, note: None }),
+        closed: Some(Closed {
+            outcome: Outcome::Exited(0),
+            started_at: Some(at),
+            at,
+            note: None,
+            nodes: None,
+        }),
         trail: None,
     };
     let key = AttemptKey { job: birth.id(), epoch: Epoch(1) };
@@ -115,6 +121,28 @@ fn how_far_it_has_come_is_bounded_shown_while_it_starts_and_in_its_spans() {
     let mut old = serde_json::to_value(&peer.exec.attempts_view(Instant(1))[0]).expect("plain");
     old.as_object_mut().expect("an object").remove("staging");
     assert!(serde_json::from_value::<AttemptView>(old).is_ok());
+}
+
+#[test]
+fn where_it_runs_is_told_to_the_record_with_its_start_and_kept_to_its_end() {
+    let (mut peer, key, _) = peer();
+    let attempt = peer.exec.attempts.get_mut(&key).expect("its row");
+    (attempt.phase, attempt.row.closed, attempt.busy) = (Phase::Starting, None, false);
+    peer.out.clear();
+    peer.on_backend(BackendEvent::Where { key, nodes: "n[1-2]".repeat(100) });
+    peer.on_backend(BackendEvent::Started { key, at: WallTime(3_000) });
+    let attempt = peer.exec.attempts.get_mut(&key).expect("its row");
+    assert_eq!(attempt.nodes.as_ref().map(String::len), Some(300), "bounded");
+    attempt.busy = true;
+    let at = WallTime(4_000);
+    peer.on_backend(BackendEvent::Ended { key, outcome: Outcome::Exited(0), started_at: None, at });
+    let row = &peer.exec.attempts[&key].row;
+    let mut text = serde_json::to_value(row).expect("plain");
+    assert!(text["closed"]["nodes"].as_str().is_some_and(|n| n.starts_with("n[1-2]n")), "{text}");
+    // What the version before wrote is read.
+    text["closed"].as_object_mut().expect("an object").remove("nodes");
+    let read: Row = serde_json::from_value(text).expect("is read");
+    assert!(read.closed.is_some_and(|c| c.nodes.is_none()));
 }
 
 #[test]

@@ -7,6 +7,7 @@ use super::reason::Reason;
 use super::site::{Shape, Site};
 use crate::base::{Instant, Span, WallTime};
 use crate::core::reserve::reserved_words;
+use crate::model::partitions::{Needs, NodeSet};
 use crate::model::report::Liveness;
 use crate::model::spec::{JobSpec, Run};
 
@@ -82,6 +83,19 @@ fn try_hard(spec: &JobSpec, site: &Site, does: &Does<'_>, names: &[String], sink
         let have = capacity.labels.get(key);
         if have != Some(wanted) {
             no(Reason::Label { key: key.clone(), wanted: wanted.clone(), have: have.cloned() })?;
+        }
+    }
+    if let Some(slurm) = &capacity.slurm
+        && let Some(needs) = Needs::of(&spec.run)
+    {
+        let have = |sets: &[NodeSet]| sets.iter().map(|s| s.name.clone()).collect();
+        let wanted = needs.partitions_missing(slurm);
+        if !wanted.is_empty() {
+            no(Reason::Partition { wanted, have: have(&slurm.partitions) })?;
+        }
+        let wanted = needs.features_missing(slurm);
+        if !wanted.is_empty() {
+            no(Reason::Feature { wanted, have: have(&slurm.features) })?;
         }
     }
     for wanted in wish.compliance.iter().filter(|w| !capacity.terms.compliance.contains(*w)) {

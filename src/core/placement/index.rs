@@ -18,9 +18,10 @@ use super::site::{Models, Site};
 use crate::base::{Instant, PeerName, Span, WallTime};
 use crate::core::api::Now;
 use crate::core::books;
+use crate::model::partitions::Needs;
 use crate::model::policy::{Policies, Term, Weights};
 use crate::model::report::{Liveness, View};
-use crate::model::spec::{JobSpec, Policy};
+use crate::model::spec::{JobSpec, Policy, Run};
 
 /// Classes of jobs that are kept; the one used longest ago goes.
 const CLASSES_MAX: usize = 128;
@@ -546,10 +547,7 @@ fn key_of(spec: &JobSpec) -> JobSpec {
     JobSpec {
         name: String::new(),
         priority: 0,
-        run: match &spec.run {
-            crate::model::spec::Run::Image => crate::model::spec::Run::Image,
-            _ => crate::model::spec::Run::Argv(Vec::new()),
-        },
+        run: run_of(&spec.run),
         env: BTreeMap::new(),
         workdir: None,
         checkpoint: None,
@@ -561,11 +559,20 @@ fn key_of(spec: &JobSpec) -> JobSpec {
     }
 }
 
+/// What of its program decides where it may run: that it is the image's own, and what its script asks of a Slurm.
+fn run_of(run: &Run) -> Run {
+    match (run, Needs::of(run)) {
+        (Run::Image, _) => Run::Image,
+        (_, Some(needs)) => Run::Script(needs.script()),
+        (_, None) => Run::Argv(Vec::new()),
+    }
+}
+
 fn alike(key: &JobSpec, spec: &JobSpec) -> bool {
     key.resources == spec.resources
         && key.nodes == spec.nodes
         && key.tenant == spec.tenant
-        && (key.run == crate::model::spec::Run::Image) == (spec.run == crate::model::spec::Run::Image)
+        && key.run == run_of(&spec.run)
         && key.image == spec.image
         && key.data == spec.data
         && key.data_sizes == spec.data_sizes
@@ -599,6 +606,9 @@ fn hash(spec: &JobSpec) -> u64 {
         eat(name.as_str().as_bytes());
     }
     eat(&spec.max_runtime.map_or(0, |s| s.0).to_le_bytes());
+    if let Run::Script(lines) = run_of(&spec.run) {
+        eat(lines.as_bytes());
+    }
     h
 }
 

@@ -36,6 +36,20 @@ pub enum Reason {
         /// What the cluster has, if it has one.
         have: Option<String>,
     },
+    /// Its Slurm has no such partition.
+    Partition {
+        /// Those that the job's script names and that are not there.
+        wanted: Vec<String>,
+        /// Those that are.
+        have: Vec<String>,
+    },
+    /// None of its Slurm's nodes has such a feature.
+    Feature {
+        /// Those that the job's script names and that are not there.
+        wanted: Vec<String>,
+        /// Those that are.
+        have: Vec<String>,
+    },
     /// It is not in a compliance domain that the job must stay in.
     Compliance {
         /// Which.
@@ -225,6 +239,8 @@ impl Reason {
             Self::Region { .. } => "region",
             Self::Zone { .. } => "zone",
             Self::Label { .. } => "label",
+            Self::Partition { .. } => "partition",
+            Self::Feature { .. } => "feature",
             Self::Compliance { .. } => "compliance",
             Self::NoImages => "no-images",
             Self::GpuModel { .. } => "gpu-model",
@@ -271,7 +287,7 @@ impl Reason {
             Self::GpuModel { .. } => 6,
             Self::NotChosen => 5,
             Self::Region { .. } | Self::Compliance { .. } => 4,
-            Self::Zone { .. } | Self::NoImages => 3,
+            Self::Zone { .. } | Self::NoImages | Self::Partition { .. } | Self::Feature { .. } => 3,
             Self::Label { .. } | Self::DataAbsent { cut: false, .. } => 2,
             Self::GpusPerNode { .. }
             | Self::GpusTotal { .. }
@@ -292,6 +308,14 @@ fn models(list: &[String]) -> String {
 
 fn or_none(list: &[String]) -> String {
     if list.is_empty() { "none".into() } else { list.join(", ") }
+}
+
+/// The first few of a list in words.
+fn some(list: &[String]) -> String {
+    let first: Vec<&str> = list.iter().take(8).map(String::as_str).collect();
+    let more = list.len() - first.len();
+    let tail = if more > 0 { format!(" and {more} more") } else { String::new() };
+    if first.is_empty() { "none".into() } else { first.join(", ") + &tail }
 }
 
 fn usd(milli: u64) -> String {
@@ -320,6 +344,12 @@ impl fmt::Display for Reason {
             }
             Self::Label { key, wanted, have: None } => {
                 write!(f, "wants label {key}={wanted}, has no such label")
+            }
+            Self::Partition { wanted, have } => {
+                write!(f, "its Slurm has no partition {}; has {}", some(wanted), some(have))
+            }
+            Self::Feature { wanted, have } => {
+                write!(f, "no node of its Slurm has feature {}; has {}", some(wanted), some(have))
             }
             Self::Compliance { wanted, have } => {
                 write!(f, "must stay in compliance domain {wanted}; is in: {}", or_none(have))

@@ -56,6 +56,7 @@ fn cluster(peer: &str, nodes: Vec<NodeCapacity>, free: u32) -> MemberView {
         container_runtime: Some("podman".into()),
         terms: Terms::default(),
         nodes_out: Default::default(),
+        slurm: None,
     };
     let queue = QueueReport {
         gpus_free,
@@ -250,6 +251,63 @@ fn every_reason_is_typed_and_in_words() {
 }
 
 /// A small job fills up a node that is in use, also where another cluster has more free, so that gangs find nodes of their own.
+/// Partitions and features of a batch script are held against what a Slurm says of itself, and against nothing else.
+#[test]
+fn a_slurm_that_lacks_a_scripts_partition_or_feature_is_none_for_it() {
+    use crate::model::partitions::{NodeOf, SlurmReport};
+    use crate::model::spec::Run;
+    let names = |all: &str| all.split(',').map(str::to_owned).collect::<Vec<_>>();
+    let script = |lines: &str| {
+        let mut spec = job("resources: {gpus: 1}");
+        spec.run = Run::Argv(vec!["/bin/sh".into(), "-c".into(), format!("#!/bin/sh\n{lines}\ntrue\n")]);
+        spec
+    };
+    let slurm = |peer: &str, partitions: &str, features: &str| {
+        let mut member = cluster(peer, vec![node("H100", 8, 2)], 16);
+        let (partitions, features) = (names(partitions), names(features));
+        let of = NodeOf { partitions: &partitions, features: &features, up: true, gpus: 8 };
+        capacity(&mut member, |c| c.slurm = SlurmReport::of([of, of].into_iter()));
+        member
+    };
+    let members = || {
+        vec![
+            slurm("big", "big,main", "ib,h100"),
+            slurm("small", "main", "eth"),
+            // It has not said, or is no Slurm.
+            cluster("else", vec![node("H100", 8, 2)], 16),
+        ]
+    };
+    for (lines, small, words) in [
+        ("#SBATCH -p big", "partition", "its Slurm has no partition big; has main"),
+        ("#SBATCH -C ib&h100", "feature", "no node of its Slurm has feature ib, h100; has eth"),
+        ("#SBATCH -p main -C \"ib|eth\"", "", ""),
+        ("#SBATCH -N 1", "", ""),
+    ] {
+        let spec = script(lines);
+        let rows = rows(&spec, members());
+        let of = |name: &str| rows.iter().find(|c| c.cluster.as_str() == name).expect("a row");
+        assert_eq!(
+            (codes(of("small")).join(" ").as_str(), of("small").fits_ever),
+            (small, small.is_empty()),
+            "{lines}"
+        );
+        assert!(of("small").words().contains(words), "{lines}: {}", of("small").words());
+        assert!(of("big").fits_now && of("else").fits_now, "{lines}");
+    }
+    // One index for both: jobs that ask for other partitions are of another class.
+    let mut index = Index::default();
+    index.update(&Arc::new(view(members())));
+    let small = name("small");
+    for (lines, never) in
+        [("", false), ("#SBATCH -p big", true), ("#SBATCH -p main", false), ("#SBATCH -C ib", true)]
+    {
+        assert_eq!(index.never(&script(lines), &small), never, "{lines}");
+    }
+    let ask = Ask { now: NOW, most: 6, salt: 0, waited: Span::ZERO, told: &[] };
+    let picks = index.best(&script("#SBATCH -p big"), &ask);
+    assert!(picks.iter().all(|p| p.cluster != small) && picks.len() == 2, "{picks:?}");
+}
+
 #[test]
 fn a_small_job_leaves_whole_nodes_to_those_that_need_them() {
     let left = |member: &mut MemberView, left: &[(u32, u32)]| {

@@ -197,6 +197,11 @@ fn check_capacity(c: &CapacityReport) -> Result<(), String> {
     at_most("price_milli", c.price_milli, 1_000_000_000)?;
     at_most("nodes out", c.nodes_out.nodes.len() as u64, 64)?;
     c.nodes_out.nodes.iter().try_for_each(|n| plain("node", &n.name).and_then(|()| plain("why", &n.why)))?;
+    for set in c.slurm.iter().flat_map(|s| s.partitions.iter().chain(&s.features)) {
+        plain("partition or feature", &set.name)?;
+    }
+    at_most("partitions", c.slurm.as_ref().map_or(0, |s| s.partitions.len()) as u64, 256)?;
+    at_most("features", c.slurm.as_ref().map_or(0, |s| s.features.len()) as u64, 256)?;
     let terms = &c.terms;
     at_most("compliance domains", terms.compliance.len() as u64, 64)?;
     terms.compliance.iter().try_for_each(|domain| plain("compliance", domain))?;
@@ -467,6 +472,48 @@ mod tests {
             Err(FacetError::Malformed(..))
         ));
         assert_eq!(Facet::read("data", r#"{"later":1}"#), Ok(Facet::Data(Inventory::default())));
+    }
+
+    #[test]
+    fn all_that_a_large_slurm_says_of_its_nodes_fits_its_facet() {
+        use crate::model::partitions::{NodeOf, NodeSet, SlurmReport};
+        use crate::model::report::{NodeCapacity, NodesOut};
+        let names: Vec<String> = (0..500).map(|n| format!("feature-of-a-rack-{n:04}")).collect();
+        let of = NodeOf { partitions: &names, features: &names, up: true, gpus: 8 };
+        let why = "x".repeat(500);
+        let nodes = (0..20).map(|n| NodeCapacity {
+            name: format!("a-node-with-a-long-name-{n:04}"),
+            count: 512,
+            gpu_model: Some("H100-80G".into()),
+            gpus: 8,
+            gpu_memory: Bytes::gib(80),
+            cpus: crate::base::MilliCpu(192_000),
+            memory: Bytes::gib(2_048),
+            declared: false,
+        });
+        let mut capacity = CapacityReport {
+            backend: "slurm".into(),
+            region: "eu-central".into(),
+            zone: "a".into(),
+            labels: [("scheduler".to_owned(), "slurm".to_owned())].into(),
+            price_milli: 2_000,
+            pue_milli: 1_200,
+            nodes: nodes.collect(),
+            container_runtime: None,
+            terms: Default::default(),
+            nodes_out: NodesOut::of(names.iter().map(|n| (n.as_str(), why.as_str()))),
+            slurm: SlurmReport::of([of].into_iter()),
+        };
+        let full = Facet::Capacity(capacity.clone());
+        let (key, text) = full.write().expect("bounded by its maker").remove(0);
+        assert_eq!(Facet::read(&key, &text), Ok(full));
+        let rude = NodeSet { name: "\u{1b}[2J".into(), ..NodeSet::default() };
+        capacity.slurm = Some(SlurmReport { features: vec![rude], ..SlurmReport::default() });
+        assert!(matches!(Facet::Capacity(capacity.clone()).write(), Err(FacetError::Absurd(..))));
+        (capacity.nodes, capacity.nodes_out) = (Vec::new(), NodesOut::default());
+        capacity.slurm =
+            Some(SlurmReport { partitions: vec![NodeSet::default(); 257], ..SlurmReport::default() });
+        assert!(matches!(Facet::Capacity(capacity).write(), Err(FacetError::Absurd(..))));
     }
 
     #[test]

@@ -162,6 +162,7 @@ pub(super) const SHAPES: &[Shape] = shapes! {
     "POST" "/v1/jobs/{id}/checkpoint" takes of::<jobs::CheckpointBody>, gives 200 of::<PublishedDocument>;
     "GET" "/v1/clusters" gives 200 of::<ClusterList>;
     "GET" "/v1/clusters/{name}" gives 200 either::<ClusterDocument, StatusReport>;
+    "GET" "/v1/clusters/{name}/queue" gives 200 of::<QueueDocument>;
     "GET" "/v1/links" gives 200 of::<LinkList>;
     "GET" "/v1/view" gives 200 of::<ViewDocument>;
     "GET" "/v1/peer" gives 200 of::<PeerDocument>;

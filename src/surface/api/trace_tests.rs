@@ -26,9 +26,15 @@ fn place(record: &JobRecord, cluster: &str, at: u64) -> JobRecord {
 
 fn ran(record: &JobRecord, from: u64, to: u64, outcome: Outcome) -> JobRecord {
     let epoch = record.epoch;
-    let record = record.apply(&Change::Started { epoch, at: WallTime(from) }).expect("started");
-    let close =
-        Change::Close { epoch, outcome, started_at: Some(WallTime(from)), at: WallTime(to), note: None };
+    let record = record.apply(&Change::Started { epoch, at: WallTime(from), nodes: None }).expect("started");
+    let close = Change::Close {
+        epoch,
+        outcome,
+        started_at: Some(WallTime(from)),
+        at: WallTime(to),
+        note: None,
+        nodes: None,
+    };
     record.apply(&close).expect("closed")
 }
 

@@ -174,9 +174,14 @@ pub fn staging_lines(staging: Option<&Staging>, now: u64) -> impl Iterator<Item 
 
 /// Attempts, a line each.
 pub fn attempts_table(style: super::output::Style, attempts: &[AttemptDocument], now: u64) -> String {
-    let mut table = Table::new(style, &["EPOCH", "CLUSTER", "STARTED", "RAN", "OUTCOME"]);
+    let mut head = vec!["EPOCH", "CLUSTER", "STARTED", "RAN", "OUTCOME"];
+    // Only some schedulers name the nodes.
+    let named = attempts.iter().any(|a| a.nodes.is_some());
+    head.extend(named.then_some("NODES"));
+    let mut table = Table::new(style, &head);
     for attempt in attempts {
-        table.row(attempt_row(attempt, now));
+        let nodes = attempt.nodes.as_deref().map_or_else(|| "-".to_owned(), plain);
+        table.row(attempt_row(attempt, now).into_iter().chain(named.then_some(nodes)));
     }
     table.render()
 }

@@ -103,6 +103,29 @@ fn cluster_text(style: Style, c: &ClusterDocument) -> String {
             text.push_str(&format!("and {} more nodes\n", c.nodes_out.more));
         }
     }
+    if let Some(slurm) = &c.slurm {
+        let more = |n: u32, what: &str| if n > 0 { format!("and {n} more {what}\n") } else { String::new() };
+        for (title, sets, left, what) in [
+            ("PARTITION", &slurm.partitions, slurm.partitions_more, "partitions"),
+            ("FEATURE", &slurm.features, slurm.features_more, "features"),
+        ] {
+            if sets.is_empty() {
+                continue;
+            }
+            let mut table = Table::new(style, &[title, "NODES", "UP", "GPUS UP"]);
+            for set in sets {
+                table.row([
+                    plain(&set.name),
+                    set.nodes.to_string(),
+                    set.up.to_string(),
+                    set.gpus.to_string(),
+                ]);
+            }
+            text.push('\n');
+            text.push_str(&table.render());
+            text.push_str(&more(left, what));
+        }
+    }
     if !c.reservations.is_empty() {
         let mut table = Table::new(style, &["RESERVED", "TENANT", "GPUS", "USED", "IDLE", "FROM", "TO"]);
         for r in &c.reservations {

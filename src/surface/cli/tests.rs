@@ -148,6 +148,9 @@ async fn a_job_from_submit_to_its_end() {
     assert_eq!(code(peer.does(&["wait", short]).await), exit::JOB_FAILED);
     let shown = peer.does(&["job", short]).await.expect("job").text;
     assert!(shown.contains("exit 3") && shown.contains("failed"), "{shown}");
+    assert!(shown.contains("NODES") && shown.contains("n[1-2]") && shown.contains("STARTED"), "{shown}");
+    let attempt = peer.does(&["job", short]).await.expect("job").document["attempts"][0].clone();
+    assert_eq!((&attempt["nodes"], &attempt["started_at_ms"]), (&json!("n[1-2]"), &json!(2_100)));
     assert_eq!(code(peer.does(&["cancel", short]).await), exit::REFUSED);
     let ran = peer.does(&["run", "--key", "r", "--", "true"]).await.expect("taken");
     let job = ran.document["id"].as_str().expect("id").parse().expect("an id");
@@ -234,6 +237,7 @@ async fn the_mesh_is_shown() {
     for (line, words) in [
         (&["clusters"][..], &["3/8 A100-80G (virtual)", "region-b"][..]),
         (&["clusters", "b"], &["2.500 USD", "8 A100-80G"]),
+        (&["clusters", "b"], &["PARTITION", "main", "FEATURE", "ib", "and 7 more features"]),
         (&["links"], &["1.5ms 1.0G"]),
         (&["view", "--tree"], &["pool default", "└─ ", "6/16 A100-80G"]),
         (&["peer"], &["2 alive"]),

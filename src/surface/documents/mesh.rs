@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::base::{JobId, PeerName, Span};
 use crate::core::api::ClaimView;
 use crate::model::QueueReport;
+use crate::model::partitions::SlurmReport;
 use crate::model::report::{MemberView, NodeCapacity, NodesOut};
 
 /// GPUs of one model.
@@ -89,6 +90,9 @@ pub struct ClusterDocument {
     /// Nodes that are there and take nothing, with the reason; some of them where there are many.
     #[serde(default, skip_serializing_if = "NodesOut::is_empty")]
     pub nodes_out: NodesOut,
+    /// Partitions and node features of a Slurm cluster; some of them where there are many.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slurm: Option<SlurmReport>,
 }
 
 impl ClusterDocument {
@@ -129,6 +133,7 @@ impl ClusterDocument {
             age_ms,
             nodes: capacity.map(|c| c.nodes.clone()).unwrap_or_default(),
             nodes_out: capacity.map(|c| c.nodes_out.clone()).unwrap_or_default(),
+            slurm: capacity.and_then(|c| c.slurm.clone()),
         }
     }
 }
@@ -153,7 +158,7 @@ pub struct ClusterList {
 }
 
 /// What waits at one cluster, in order, as that cluster says now.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct QueueDocument {
     /// Which cluster.
     pub cluster: PeerName,
@@ -162,7 +167,7 @@ pub struct QueueDocument {
 }
 
 /// A claim in a cluster's queue.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ClaimDocument {
     /// Place in the queue, from 1.
     pub place: u64,

@@ -262,12 +262,12 @@ pub fn one_change(old: &JobRecord, new: &JobRecord) -> bool {
     if let Some(attempt) = newest {
         let ended = attempt.ended_at.unwrap_or_default();
         if let Some(at) = attempt.started_at {
-            tries.push(Change::Started { epoch: new.epoch, at });
+            tries.push(Change::Started { epoch: new.epoch, at, nodes: attempt.nodes.clone() });
         }
         if let Some(outcome) = attempt.outcome.clone() {
-            let (started_at, note) = (attempt.started_at, attempt.note.clone());
+            let (started_at, note, nodes) = (attempt.started_at, attempt.note.clone(), attempt.nodes.clone());
             let at = ended;
-            tries.push(Change::Close { epoch: new.epoch, outcome, started_at, at, note });
+            tries.push(Change::Close { epoch: new.epoch, outcome, started_at, at, note, nodes });
         }
         if let Some((_, by)) = new.reason.strip_suffix(')').and_then(|r| r.rsplit_once(" (confirmed by ")) {
             tries.push(Change::ConfirmLost { epoch: new.epoch, cluster: None, by: by.to_owned(), at: ended });

@@ -244,6 +244,15 @@ fn hardware(c: &ClusterDocument) -> String {
         };
         out = format!("<p>These take nothing:</p><ul class=out>{out}</ul>{more}");
     }
+    if let Some(slurm) = &c.slurm {
+        for (title, sets) in [("Partitions", &slurm.partitions), ("Features", &slurm.features)] {
+            let named: Vec<String> =
+                sets.iter().map(|s| format!("{} ({} of {} up)", esc(&s.name), s.up, s.nodes)).collect();
+            if !named.is_empty() {
+                let _ = write!(out, "<p class=soft>{title}: {}</p>", named.join(", "));
+            }
+        }
+    }
     let mut rows = String::new();
     for n in &c.nodes {
         let _ = write!(

@@ -46,6 +46,8 @@ const FOLDER_GONE: u32 = 5;
 pub const BY_SCHEDULER: &str = "ended by its scheduler";
 /// A program that has not taken over by then (its file system hangs) is given up.
 const EXEC_TIME_MAX: Span = Span::secs(30);
+/// Characters of a list of nodes.
+const NODES_MAX: usize = 1_000;
 
 /// What `starling guard` is asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -243,12 +245,19 @@ impl Guard {
         }
         let at = clock::wall();
         self.running_since = Some((clock::now(), at));
-        if let Err(error) = self.dir.write_started(&Started { at }) {
+        let started = Started { at, nodes: self.nodes() };
+        if let Err(error) = self.dir.write_started(&started) {
             // The disk is full: it runs all the same, and `ended` will say since when.
             eprintln!("starling guard: {} could not be marked as started: {error}", self.spec.key);
         }
-        self.tell(What::Started(Started { at }));
+        self.tell(What::Started(started));
         Ok(())
+    }
+
+    /// The nodes of the whole attempt, as Slurm tells its batch step and its tasks.
+    fn nodes(&self) -> Option<String> {
+        let list = if self.spec.inherit { std::env::var("SLURM_JOB_NODELIST").ok() } else { None };
+        list.filter(|l| !l.is_empty()).map(|l| l.chars().take(NODES_MAX).collect())
     }
 
     /// Whoever started this guard may have started another one for the same part, here or elsewhere: the peer says
