@@ -123,6 +123,21 @@ fn every_answer_is_as_the_document_says() {
         a.ask(&mesh, "alpha", Method::GET, path, Value::Null).expect_err(path);
     }
 
+    // A job that waits in a cluster's queue, behind one that runs there.
+    let gamma = a.get(&mesh, "/v1/clusters/gamma");
+    let counts = gamma["gpus"].as_object().into_iter().flatten();
+    let all: u64 = counts.filter_map(|(_, count)| count["total"].as_u64()).sum();
+    let full = json!({"run": "true", "resources": {"gpus": all}, "placement": {"clusters": ["gamma"]}});
+    let full = a.id(&mesh, full);
+    until("it waits there, and why is said", || {
+        let queue = a.get(&mesh, "/v1/clusters/gamma/queue");
+        let claims = queue["claims"].as_array().into_iter().flatten();
+        let said = claims
+            .filter(|c| c["job"] == full.as_str() && c["why"].as_str().is_some_and(|why| !why.is_empty()));
+        if said.count() == 1 { Ok(()) } else { Err(queue.to_string()) }
+    });
+    a.post(&mesh, &format!("/v1/jobs/{full}/cancel"), Value::Null);
+
     // Tenants, reservations, tokens, silences.
     let limits = json!({"gpus": 8, "memory": "64G", "grace": "5m", "keep": {"alpha": 1}, "gpu_hours": 5.5});
     a.ask(&mesh, "alpha", Method::PUT, "/v1/tenants/vision", limits).expect("set");
