@@ -13,7 +13,7 @@ pub use node::Node;
 pub use open::{OpenError, Opened, Wish};
 pub use settings::{OnShutdown, Settings};
 
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ use crate::runtime::mesh::{Mesh, MeshConfig, MeshParts};
 use crate::runtime::store::StoreError;
 use crate::runtime::tokens::{IssuerParts, TokenBook, TokenIssuer};
 use crate::surface::serve::{self, ApiListeners};
-use crate::transport::{Net, NetError};
+use crate::transport::{Identity, Net, NetError};
 use datasets::measure;
 use seeing::Seeing;
 
@@ -282,7 +282,7 @@ pub async fn up(settings: Settings) -> Result<Running, UpError> {
     // Adoption ends before users are served: what ran before is accounted for first.
     backend.adopt(events).await.map_err(|e| UpError::Backend(kind, e))?;
     let (api_tasks, api_cancel) = (TaskTracker::new(), CancellationToken::new());
-    let listeners = listeners(&settings, api_listener)?;
+    let listeners = listeners(&settings, net.identity(), api_listener)?;
     api_tasks.spawn(serve_api(listeners, router, api_cancel.clone()));
     Ok(Running {
         node,
@@ -305,7 +305,11 @@ async fn serve_api(listeners: ApiListeners, router: axum::Router, cancel: Cancel
     }
 }
 
-fn listeners(settings: &Settings, tcp: Option<TcpListener>) -> Result<ApiListeners, UpError> {
+fn listeners(
+    settings: &Settings,
+    identity: &Arc<Identity>,
+    tcp: Option<TcpListener>,
+) -> Result<ApiListeners, UpError> {
     let socket = settings.socket();
     let unix = serve::bind_unix(&socket).map_err(|e| UpError::Api(socket.display().to_string(), e))?;
     let mut listeners = ApiListeners { unix: Some(unix), ..ApiListeners::default() };
@@ -317,7 +321,8 @@ fn listeners(settings: &Settings, tcp: Option<TcpListener>) -> Result<ApiListene
         if local {
             listeners.loopback = Some((tcp, token));
         } else {
-            let tls = open::api_tls(&settings.identity()).map_err(|e| UpError::Api("tls".into(), e))?;
+            let tls = serve::tls_config(identity.clone());
+            let tls = tls.map_err(|e| UpError::Api("tls".into(), io::Error::other(e)))?;
             listeners.tls = Some((tcp, Arc::new(tls), token));
         }
     }

@@ -89,6 +89,9 @@ fn a_peer_is_asked_over_tls_with_a_token_or_a_members_certificate() {
     // On a member's own machine its certificate is enough: it is shown by itself.
     let member = cli(&alpha.state, &["--peer", &at, "--json", "peer"]);
     assert_eq!(member.ok().json()["name"], "alpha");
+    // This machine's token opens this machine's page and is no other's business.
+    let page = cli(&alpha.state, &["--peer", &at, "page"]).ok().out;
+    assert!(page.starts_with(&format!("{at}/\n")) && !page.contains("#token="), "{page}");
     let who = cli(&alpha.state, &["--peer", &at, "drain"]).ok();
     assert_eq!(who.code, 0);
     let audit = cli(&alpha.state, &["--json", "audit"]).ok().json();
@@ -105,7 +108,7 @@ fn a_peer_is_asked_over_tls_with_a_token_or_a_members_certificate() {
         4,
         &["does not prove to be a peer", "identity/ca.pem"],
     );
-    // A member of another mesh shows a certificate that is none here; it is not even asked for more.
+    // A member of another mesh believes nobody here, and does not even show its certificate.
     let stranger = cli(&other.peer("alpha").state, &["--peer", &at, "clusters"]);
     says(&stranger, 4, &["does not prove to be a peer"]);
     says(&asked(&set[..1], &["clusters"]), 5, &["token"]);

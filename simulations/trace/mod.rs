@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "shared by the tests and the command, which read different parts of it")]
 
 pub mod agenda;
+mod firm;
 pub mod load;
 pub mod mesh;
 mod picture;
@@ -138,9 +139,10 @@ fn read(args: &[String]) -> Result<Ask, String> {
             "--claims" => ask.claims = whole(1, 1_000)? as usize,
             "--only" => {
                 ask.only = text.split(',').map(str::to_owned).collect();
-                let known = |n: &String| n == "starling" || Rival::ALL.iter().any(|r| r.name() == n);
+                let rivals = || Rival::ALL.into_iter().chain([Rival::Rules]);
+                let known = |n: &String| n == "starling" || rivals().any(|r| r.name() == n);
                 if let Some(wrong) = ask.only.iter().find(|n| !known(n)) {
-                    let names = Rival::ALL.map(Rival::name).join(", ");
+                    let names = rivals().map(Rival::name).collect::<Vec<_>>().join(", ");
                     return Err(format!("--only knows starling, {names}, not {wrong:?}"));
                 }
             }
@@ -215,7 +217,8 @@ pub fn command(args: &[String]) -> Result<ExitCode, String> {
         }
     };
     let chosen = |name: &str| ask.only.is_empty() || ask.only.iter().any(|n| n == name);
-    let rivals = Rival::ALL.into_iter().filter(|r| chosen(r.name())).map(Some);
+    let named = ask.only.iter().any(|n| n == Rival::Rules.name()).then_some(Rival::Rules);
+    let rivals = Rival::ALL.into_iter().filter(|r| chosen(r.name())).chain(named).map(Some);
     let who: Vec<Option<Rival>> = rivals.chain(chosen("starling").then_some(None)).collect();
     let mut per: Vec<Vec<Row>> = vec![Vec::new(); who.len()];
     let mut last = None;

@@ -11,6 +11,7 @@ use starling::model::NodeCapacity;
 use starling::model::report::{QueueReport, View};
 
 use super::agenda::Agenda;
+use super::firm::{Firm, ROUND_EVERY};
 use super::load::Trace;
 use super::result::Times;
 use super::{Net, shapes};
@@ -30,6 +31,9 @@ pub enum Rival {
     Sparrow,
     /// Waits at every cluster; the first that has room asks for it (Slurm's federation).
     Siblings,
+    /// Starling's rules without its peers: siblings of which one is firm, and clusters that hold nodes for few of them. Only
+    /// when named: it says what the rules are worth, and what peers lose against them.
+    Rules,
 }
 
 impl Rival {
@@ -37,7 +41,7 @@ impl Rival {
         [Self::Central, Self::Isolated, Self::Random, Self::Early, Self::Sparrow, Self::Siblings];
     /// A job waits at several places at once.
     fn several(self) -> bool {
-        matches!(self, Self::Sparrow | Self::Siblings)
+        matches!(self, Self::Sparrow | Self::Siblings | Self::Rules)
     }
     pub fn name(self) -> &'static str {
         match self {
@@ -47,6 +51,7 @@ impl Rival {
             Self::Early => "early",
             Self::Sparrow => "sparrow",
             Self::Siblings => "siblings",
+            Self::Rules => "rules",
         }
     }
 }
@@ -56,6 +61,8 @@ pub const VIEW_EVERY: Span = Span::secs(10);
 
 enum Event {
     Arrives(usize),
+    /// Clusters tell what they hold, and users' sides look where their jobs stand.
+    Round,
     /// A job, or a probe for it, reaches a cluster.
     Comes {
         job: usize,
@@ -83,17 +90,20 @@ enum Event {
     },
 }
 
-struct Sim<'a> {
-    trace: &'a Trace,
+/// One run.
+pub(super) struct Sim<'a> {
+    pub(super) trace: &'a Trace,
     net: &'a Net,
     rival: Rival,
     rng: Rng,
-    now: Instant,
+    pub(super) now: Instant,
     agenda: Agenda<Event>,
     /// One per cluster; the central one's is the only one.
-    places: Vec<Scheduler<usize>>,
+    pub(super) places: Vec<Scheduler<usize>>,
     /// Clusters that a job was sent to, where that is more than one.
-    stands: Vec<Vec<usize>>,
+    pub(super) stands: Vec<Vec<usize>>,
+    /// Of the rules: what waits, where.
+    pub(super) firm: Firm,
     /// Jobs that somebody has been told to start.
     taken: Vec<bool>,
     /// What was told last, and what the deciders have sent since then.
@@ -117,6 +127,7 @@ pub fn run(trace: &Trace, net: &Net, rival: Rival, seed: u64) -> Times {
         agenda: Agenda::new(),
         places,
         stands: vec![Vec::new(); if rival.several() { trace.jobs.len() } else { 0 }],
+        firm: Firm::default(),
         taken: vec![false; trace.jobs.len()],
         told: (0, Vec::new()),
         sent: vec![BTreeMap::new(); trace.sites.len()],
@@ -142,10 +153,24 @@ pub fn run(trace: &Trace, net: &Net, rival: Rival, seed: u64) -> Times {
 impl Sim<'_> {
     fn handle(&mut self, event: Event) {
         match event {
-            Event::Arrives(job) => self.arrives(job),
+            Event::Arrives(job) => {
+                if self.rival == Rival::Rules && self.firm.waits(job) {
+                    self.agenda.put(self.now, Event::Round);
+                }
+                self.arrives(job);
+            }
+            Event::Round => {
+                for site in self.firm_round() {
+                    self.pass(site);
+                }
+                if self.firm.again() {
+                    self.agenda.put(self.now + ROUND_EVERY, Event::Round);
+                }
+            }
             Event::Comes { job, site } => self.joins(job, site),
             Event::Asks { job, site } => {
                 let yes = !std::mem::replace(&mut self.taken[job], true);
+                self.firm.waits_no_more(job);
                 let home = self.trace.jobs[job].home;
                 self.later(home, site, Event::Told { job, site, yes });
                 if yes {
@@ -197,7 +222,7 @@ impl Sim<'_> {
                 lots.truncate(2);
                 lots
             }
-            Rival::Siblings => fitting,
+            Rival::Siblings | Rival::Rules => fitting,
         };
         if self.rival.several() {
             self.stands[job].clone_from(&to);
@@ -254,8 +279,15 @@ impl Sim<'_> {
         if self.rival.several() && self.taken[job] {
             return;
         }
+        let request = self.request(job, site);
+        self.places[site].join(job, request, self.now);
+        let decisions = self.places[site].decide_one(job, self.now, &|_| true);
+        self.carry_out(site, decisions);
+    }
+
+    pub(super) fn request(&self, job: usize, site: usize) -> Request {
         let wanted = &self.trace.jobs[job];
-        let request = Request {
+        Request {
             tenant: "default".into(),
             priority: 50,
             ranks: wanted.nodes,
@@ -263,12 +295,9 @@ impl Sim<'_> {
             max_runtime: wanted.limit,
             preemptible: false,
             token: false,
-            lean: false,
+            lean: self.rival == Rival::Rules && self.firm.at(job) != Some(site),
             since: wanted.at.0 as i64,
-        };
-        self.places[site].join(job, request, self.now);
-        let decisions = self.places[site].decide_one(job, self.now, &|_| true);
-        self.carry_out(site, decisions);
+        }
     }
 
     fn pass(&mut self, site: usize) {

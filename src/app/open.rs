@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
-use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ring::rand::SecureRandom;
@@ -262,25 +261,6 @@ fn host_name() -> PeerName {
         .collect();
     let fallback = || PeerName::new("peer").expect("a valid name");
     PeerName::new(label.trim_matches('-')).unwrap_or_else(|_| fallback())
-}
-
-/// TLS for remote API clients: the mesh's own certificates.
-pub fn api_tls(identity: &Path) -> io::Result<rustls::ServerConfig> {
-    use rustls_pki_types::pem::PemObject;
-    use rustls_pki_types::{CertificateDer, PrivateKeyDer};
-    let wrong = |e: &dyn std::fmt::Display| io::Error::other(e.to_string());
-    let certs = |file: &str| -> io::Result<Vec<CertificateDer<'static>>> {
-        CertificateDer::pem_file_iter(identity.join(file))
-            .map_err(|e| wrong(&e))?
-            .collect::<Result<_, _>>()
-            .map_err(|e| wrong(&e))
-    };
-    let root = certs("ca.pem")?.into_iter().next().ok_or_else(|| io::Error::other("ca.pem is empty"))?;
-    // The named one is for clients only; the nameless one serves.
-    let chain = certs("peer.pem")?.into_iter().skip(1).take(1).collect();
-    let key = std::fs::read(identity.join("peer.key"))?;
-    let key = PrivateKeyDer::try_from(key).map_err(|e| wrong(&e))?;
-    crate::surface::serve::tls_config(chain, key, root).map_err(|e| wrong(&e))
 }
 
 /// Rows of the store for members and tokens: read from memory, written through to the disk.

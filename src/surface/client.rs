@@ -313,9 +313,13 @@ struct MeshVerifier {
 type Shown = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 
 /// What a member shows as a client: the first certificate of its file names it. None where it cannot be read, as by others
-/// than its own user.
+/// than its own user; and none where its time is over, which the other side would only say after the request was sent.
 fn certificate(identity: &std::path::Path) -> Option<Shown> {
     let first = CertificateDer::pem_file_iter(identity.join("peer.pem")).ok()?.next()?.ok()?;
+    let (_, read) = x509_parser::parse_x509_certificate(&first).ok()?;
+    if !read.validity().is_valid() {
+        return None;
+    }
     let key = PrivateKeyDer::try_from(std::fs::read(identity.join("peer.key")).ok()?).ok()?;
     Some((vec![first], key))
 }
@@ -399,6 +403,20 @@ mod tests {
         }
         for bad in ["", "host", "host:x", "ftp://h:1", "http://10.0.0.1:80", "https://h/x:1", ":80"] {
             assert!(bad.parse::<Target>().is_err(), "{bad}");
+        }
+    }
+    #[test]
+    fn a_certificate_whose_time_is_over_is_not_shown() {
+        let dir = tempfile::tempdir().expect("dir");
+        let key = rcgen::KeyPair::generate().expect("a key");
+        std::fs::write(dir.path().join("peer.key"), key.serialize_der()).expect("written");
+        for (until, shown) in [(2000, false), (4000, true)] {
+            let mut params = rcgen::CertificateParams::default();
+            (params.not_before, params.not_after) =
+                (rcgen::date_time_ymd(1999, 1, 1), rcgen::date_time_ymd(until, 1, 1));
+            let text = params.self_signed(&key).expect("signed").pem();
+            std::fs::write(dir.path().join("peer.pem"), text).expect("written");
+            assert_eq!(certificate(dir.path()).is_some(), shown, "until {until}");
         }
     }
 }

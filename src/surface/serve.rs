@@ -25,7 +25,7 @@ use tower::ServiceExt;
 use super::api::{Address, ApiError, Caller};
 use super::web;
 use crate::base::PeerName;
-use crate::transport::private;
+use crate::transport::{Identity, private, server_certificate};
 
 /// Connections at once over all listeners.
 const CONNECTIONS_MAX: usize = 1_024;
@@ -106,16 +106,12 @@ fn random_token() -> io::Result<String> {
     Ok(data_encoding::BASE32_NOPAD.encode(&bytes).to_ascii_lowercase())
 }
 
-/// TLS for remote clients: shows `chain`, and takes a client certificate that `root` signed where one
-/// is given.
-pub fn tls_config(
-    chain: Vec<rustls_pki_types::CertificateDer<'static>>,
-    key: rustls_pki_types::PrivateKeyDer<'static>,
-    root: rustls_pki_types::CertificateDer<'static>,
-) -> Result<ServerConfig, rustls::Error> {
+/// TLS for remote clients: shows the peer's certificate as it is at that moment, and takes a client certificate of its mesh
+/// where one is given.
+pub fn tls_config(identity: Arc<Identity>) -> Result<ServerConfig, rustls::Error> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut roots = rustls::RootCertStore::empty();
-    roots.add(root)?;
+    roots.add(identity.ca_certificate().clone())?;
     let verifier =
         rustls::server::WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone())
             .allow_unauthenticated()
@@ -124,7 +120,7 @@ pub fn tls_config(
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_client_cert_verifier(verifier)
-        .with_single_cert(chain, key)?;
+        .with_cert_resolver(server_certificate(identity)?);
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(config)
 }

@@ -101,6 +101,7 @@ fn the_token_file_is_private_and_kept() {
 /// TLS with the very certificates that a peer has.
 struct Tls {
     dir: tempfile::TempDir,
+    identity: Arc<crate::transport::Identity>,
     address: std::net::SocketAddr,
     running: Running,
 }
@@ -119,16 +120,14 @@ async fn tls() -> Tls {
     use crate::base::Span;
     let dir = tempfile::tempdir().expect("dir");
     let name = crate::surface::fake::name("a");
-    crate::transport::Identity::create_mesh(dir.path(), &name, Span::secs(3_600)).expect("a mesh");
-    // A peer's file holds two: the first names it and is for clients, the second is for servers.
-    let chain = pem(&dir.path().join("peer.pem")).into_iter().skip(1).collect();
-    let config =
-        tls_config(chain, key(dir.path()), pem(&dir.path().join("ca.pem")).remove(0)).expect("config");
+    let identity = crate::transport::Identity::create_mesh(dir.path(), &name, Span::secs(3_600));
+    let identity = Arc::new(identity.expect("a mesh"));
+    let config = tls_config(identity.clone()).expect("config");
     let tcp = TcpListener::bind("127.0.0.1:0").await.expect("bind");
     let address = tcp.local_addr().expect("address");
     let running =
         start(ApiListeners { tls: Some((tcp, Arc::new(config), "s3cret".into())), ..Default::default() });
-    Tls { dir, address, running }
+    Tls { dir, identity, address, running }
 }
 
 #[tokio::test]
@@ -185,6 +184,33 @@ async fn a_client_certificate_of_the_mesh_needs_no_token() {
     }
     tls.running.stop().await;
     other.running.stop().await;
+}
+
+/// A peer that runs for longer than its certificate lives shows the renewed one.
+#[tokio::test]
+async fn a_renewed_certificate_is_shown_from_then_on() {
+    let tls = tls().await;
+    let shown = || async {
+        let tcp = tokio::net::TcpStream::connect(tls.address).await.expect("connect");
+        let config =
+            rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+                .with_protocol_versions(&[&rustls::version::TLS13])
+                .expect("versions")
+                .dangerous()
+                .with_custom_certificate_verifier(Arc::new(AnyServer))
+                .with_no_client_auth();
+        let name = rustls_pki_types::ServerName::try_from("peer").expect("a name");
+        let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
+        let stream = connector.connect(name, tcp).await.expect("TLS");
+        stream.get_ref().1.peer_certificates().expect("shown")[0].to_vec()
+    };
+    let before = shown().await;
+    assert_eq!(before, tls.identity.issued().nameless);
+    let renewed = tls.identity.sign(&tls.identity.public(), tls.identity.name()).expect("signed");
+    assert_ne!(renewed.nameless, before);
+    tls.identity.install(renewed.clone()).expect("installed");
+    assert_eq!(shown().await, renewed.nameless);
+    tls.running.stop().await;
 }
 
 #[derive(Debug)]

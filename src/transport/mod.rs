@@ -44,3 +44,4 @@ pub use join::join_call;
 pub use keys::PublicKey;
 pub use net::Net;
 pub use pool::{OTHER_DISK, STARTED_SINCE};
+pub use tls::server_certificate;

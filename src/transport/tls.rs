@@ -9,7 +9,7 @@ use quinn::{AckFrequencyConfig, IdleTimeout, TransportConfig, VarInt};
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::server::{ClientHello, ResolvesServerCert};
-use rustls::sign::CertifiedKey;
+use rustls::sign::{CertifiedKey, SigningKey};
 use rustls::{CertificateError, DigitallySignedStruct, RootCertStore, SignatureScheme};
 use rustls_pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
 
@@ -48,6 +48,26 @@ impl ResolvesServerCert for Nameless {
             None
         }
     }
+}
+
+/// Shows the nameless certificate of the moment: it is renewed while connections are accepted.
+#[derive(Debug)]
+struct OfTheMoment {
+    identity: Arc<Identity>,
+    key: Arc<dyn SigningKey>,
+}
+
+impl ResolvesServerCert for OfTheMoment {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        let leaf = CertificateDer::from(self.identity.issued().nameless);
+        Some(Arc::new(CertifiedKey::new(vec![leaf], self.key.clone())))
+    }
+}
+
+/// What a server beside QUIC shows for as long as it runs.
+pub fn server_certificate(identity: Arc<Identity>) -> Result<Arc<dyn ResolvesServerCert>, rustls::Error> {
+    let key = rustls::crypto::ring::sign::any_eddsa_type(&PrivatePkcs8KeyDer::from(identity.key().pkcs8()))?;
+    Ok(Arc::new(OfTheMoment { identity, key }))
 }
 
 /// The listening side.

@@ -250,7 +250,6 @@ fn every_reason_is_typed_and_in_words() {
     }
 }
 
-/// A small job fills up a node that is in use, also where another cluster has more free, so that gangs find nodes of their own.
 /// Partitions and features of a batch script are held against what a Slurm says of itself, and against nothing else.
 #[test]
 fn a_slurm_that_lacks_a_scripts_partition_or_feature_is_none_for_it() {
@@ -308,6 +307,7 @@ fn a_slurm_that_lacks_a_scripts_partition_or_feature_is_none_for_it() {
     assert!(picks.iter().all(|p| p.cluster != small) && picks.len() == 2, "{picks:?}");
 }
 
+/// A small job fills up a node that is in use, also where another cluster has more free, so that gangs find nodes of their own.
 #[test]
 fn a_small_job_leaves_whole_nodes_to_those_that_need_them() {
     let left = |member: &mut MemberView, left: &[(u32, u32)]| {

@@ -46,10 +46,9 @@ impl<K> Default for Elsewhere<K> {
 pub(super) type Since<K> = BTreeMap<K, Instant>;
 
 impl<K: Copy + Ord> Scheduler<K> {
-    /// What others keep, from now on. True if that is news.
+    /// What others keep, from now on. True if that is news. It changes nobody's place, nor a start that can be known.
     pub fn set_elsewhere(&mut self, elsewhere: Elsewhere<K>) -> bool {
         let news = self.elsewhere != elsewhere;
-        self.changes += u64::from(news);
         self.elsewhere = elsewhere;
         news
     }

@@ -5,7 +5,7 @@ use crate::model::array::{AFTER_MAX, ArraySpec, On};
 use crate::model::input::{Field, Fields, Mistakes, Value};
 
 const ID: &str = "must be a job id, or its first 4 or more characters; ID.7 is job 7 of an array";
-const WORDS: [(&str, On); 3] = [("ok", On::Ok), ("fail", On::Fail), ("any", On::Any)];
+pub(super) const WORDS: [(&str, On); 3] = [("ok", On::Ok), ("fail", On::Fail), ("any", On::Any)];
 
 /// `array`: a count, or an index list with the most that may be unfinished at a time.
 pub fn array(field: Field, m: &mut Mistakes) -> Option<ArraySpec> {

@@ -50,8 +50,11 @@ pub fn build() -> Value {
     let error = schemas.written.subschema_for::<ErrorDocument>();
     let Schemas { mut read, mut written } = schemas;
     let mut named = read.take_definitions(true);
-    // Identifiers and the like are the same in both.
-    named.extend(written.take_definitions(true));
+    // Identifiers and the like are the same in both; a name that is not would hide one of two types.
+    for (name, schema) in written.take_definitions(true) {
+        let read = named.insert(name.clone(), schema.clone());
+        debug_assert!(read.is_none_or(|read| read == schema), "two types have the name {name}");
+    }
     json!({
         "openapi": "3.1.0",
         "info": {

@@ -192,7 +192,7 @@ impl JsonSchema for LimitsPatchBody {
                 "guaranteed": { "type": "integer", "minimum": 0 },
                 "borrow": count,
                 "weight": { "type": "integer", "minimum": 1, "maximum": 1000 },
-                "grace": { "type": ["string", "number"], "description": "`2m`, or `never`" },
+                "grace": { "type": "string", "description": "`2m`, or `never`" },
                 "keep": { "type": "object", "additionalProperties": { "type": "integer", "minimum": 0 } },
                 "reset_hours": { "type": "boolean" },
             },

@@ -145,8 +145,9 @@ fn ask(global: &Global, command: Command) -> ExitCode {
         Err(error) => return show(global, Err(Failure::Io(error.to_string()))),
     };
     let reply = runtime.block_on(async {
-        let (client, style, token) = (client(global)?, Style::new(global.color), token(global));
-        let asking = Asking { client, style, json: global.json, token };
+        let (client, token) = client(global)?;
+        // Also a link opens a page on this machine alone: of a peer elsewhere its token is not known here.
+        let asking = Asking { client, style: Style::new(global.color), json: global.json, token };
         perform(&asking, command).await
     });
     // What still reads standard input or resolves a name must not hold up the end.
@@ -211,7 +212,8 @@ pub fn state_folder(given: Option<&Path>) -> PathBuf {
     base.unwrap_or_else(|| PathBuf::from("/var/lib")).join("starling")
 }
 
-fn client(global: &Global) -> Result<Client, Failure> {
+/// Whom to ask, and the token that may be shown there.
+fn client(global: &Global) -> Result<(Client, Option<String>), Failure> {
     let state = state_folder(global.state.as_deref());
     let target = match &global.peer {
         Some(text) => {
@@ -220,13 +222,13 @@ fn client(global: &Global) -> Result<Client, Failure> {
         None => Target::Unix(state.join("api.sock")),
     };
     // A token of this machine's own peer is tried only on this machine.
-    let token = if matches!(target, Target::Plain(..)) { token(global) } else { global.token.clone() };
+    let token = if matches!(target, Target::Tls(..)) { global.token.clone() } else { token(global) };
     let identity = state.join("identity");
     let own = Some(identity.join("ca.pem")).filter(|p| p.exists());
     // The certificate of this machine's own peer is for its own mesh.
     let shown = own.as_ref().filter(|_| global.ca.is_none()).map(|_| identity.as_path());
     let ca = global.ca.clone().or(own);
-    Ok(Client::with_identity(target, token, ca.as_deref(), shown)?)
+    Ok((Client::with_identity(target, token.clone(), ca.as_deref(), shown)?, token))
 }
 
 /// The token as given, else that of this machine's own peer.

@@ -30,7 +30,7 @@ impl Peer {
         let line = ["starling", "--state", &state].into_iter().chain(line.iter().copied());
         let cli = Cli::try_parse_from(line).expect("it parses");
         let asking = Asking {
-            client: client(&cli.global)?,
+            client: client(&cli.global)?.0,
             style: Style { colour: false },
             json: cli.global.json,
             token: None,
