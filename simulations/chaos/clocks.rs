@@ -86,7 +86,7 @@ pub async fn a_machine_sleeps_past_its_grace(ground: &mut Ground) {
 }
 
 pub async fn a_machine_sleeps_for_a_moment(ground: &mut Ground) {
-    let spec = ground.training(60, &[]);
+    let spec = ground.patient(60, &[]);
     let id = ground.submit(1, &spec).await;
     let at = ground.stepped(&id, 5).await;
     let netns = ground.network.hosts[at].netns.clone();

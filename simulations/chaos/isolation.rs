@@ -34,17 +34,18 @@ pub async fn finishes_while_cut_off_and_is_run_once(ground: &mut Ground) {
     assert_eq!(ground.judge(&[&id]).moved, 0);
 }
 
+/// A third of the time after which these jobs' guards would give notice.
 pub async fn a_blip_moves_nothing(ground: &mut Ground) {
     let mut ids = Vec::new();
     for at in 0..4 {
-        let spec = ground.training(60, &[2]);
+        let spec = ground.patient(90, &[2]);
         ids.push(ground.submit(at, &spec).await);
     }
     for id in &ids {
         ground.stepped(id, 2).await;
     }
     ground.cut(&[2]);
-    lasts(Span::secs(2)).await;
+    lasts(Span::secs(5)).await;
     ground.mend().await;
     for id in &ids {
         let job = ground.in_state(0, id, JobState::Succeeded).await;

@@ -89,6 +89,14 @@ fn main() -> ExitCode {
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::from(101) }
 }
 
+/// What a panic said, in one line: a log of which only such lines are kept still tells why.
+fn words(why: &(dyn std::any::Any + Send)) -> String {
+    let text =
+        why.downcast_ref::<String>().map(String::as_str).or_else(|| why.downcast_ref::<&str>().copied());
+    let line = text.unwrap_or("a panic without words").split_whitespace().collect::<Vec<_>>().join(" ");
+    line.chars().take(2_000).collect()
+}
+
 fn run(chosen: &[&Scenario]) -> (usize, usize) {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
@@ -109,8 +117,9 @@ fn run(chosen: &[&Scenario]) -> (usize, usize) {
                         passed += 1;
                         ground = Some(here);
                     }
-                    Err(_) => {
+                    Err(why) => {
                         println!("test {name} ... FAILED");
+                        println!("error: {name}: {}", words(why.as_ref()));
                         failed += 1;
                         here.keep();
                     }

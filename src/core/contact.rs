@@ -145,6 +145,10 @@ impl Peer {
                 self.out.push(Output::Renewed { contact: id, incarnation, sent_at });
                 self.exec.report_dirty = true;
                 self.queue_changed();
+                if self.now.mono.since(sent_at) >= renew_every {
+                    // It counts from its sending, which was before the break that held it up.
+                    self.renew_in(Span::ZERO);
+                }
             }
             OpResult::Value { value: Value::Contact(record), refused: Some(_) } => {
                 self.count("contact_taken");
