@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use starling::base::{JobId, Span};
 use starling::core::api::{AttemptKey, ClientError};
 use starling::core::{ClientRequest, ClientResponse, Input};
-use starling::model::JobRecord;
 use starling::model::tenant::LimitsPatch;
+use starling::model::{JobRecord, JobState};
 use starling::surface::linear::Interval;
 use starling::surface::linear::job::{Ask, Op, Told};
 
@@ -141,9 +141,18 @@ impl World {
 
     fn operate(&mut self) {
         self.at(Span::secs(3), Event::User(Act::Operate));
-        let ids: Vec<JobId> = self.users.jobs.iter().filter_map(|j| j.id).collect();
-        for job in ids {
+        let ids: Vec<(usize, JobId)> =
+            self.users.jobs.iter().enumerate().filter_map(|(n, j)| Some((n, j.id?))).collect();
+        for (n, job) in ids {
             let Some(record) = self.newest(&job) else { continue };
+            let never = record.spec.on_lost_contact.grace.is_none();
+            if never && self.users.limit_known && record.state == JobState::Pending {
+                // Taken in by a peer that did not know the limits yet: these let it run nowhere, and `why` says so.
+                let Some(i) = self.any_peer() else { continue };
+                self.users.jobs[n].cancelled = true;
+                self.ask(i, n, Ask::Cancel, ClientRequest::Cancel { job, by: "op".into() }, false);
+                continue;
+            }
             let (epoch, placed) = (record.epoch, record.placement.clone());
             let Some(placed) = placed.filter(|_| record.spec.on_lost_contact.grace.is_none()) else {
                 continue;

@@ -487,7 +487,10 @@ impl Peer {
             }
             (None, _) if record.group_of.is_some() => record.reason.clone(),
             (Some(placement), _) => format!("runs at {} as epoch {}", placement.cluster, record.epoch),
-            (None, _) => format!("pending ({}): {}", record.reason, summarize(&clusters)),
+            (None, _) => {
+                let never = self.quota_never(&record.spec);
+                format!("pending ({}): {}", record.reason, never.unwrap_or_else(|| summarize(&clusters)))
+            }
         };
         let policy = self.placer.weights_of(&record.spec);
         let waits = record.groups.is_some() && record.state == JobState::Pending;

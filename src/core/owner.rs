@@ -24,6 +24,8 @@ use claims::{Laid, Offer, Strikes};
 
 /// A claim is repeated this often until its cluster has answered, then ever more seldom.
 const CLAIM_EVERY: Span = Span::secs(2);
+/// A job that its tenant's limits forbid is looked at again this often: they may be changed.
+pub(super) const LIMITS_EVERY: Span = Span::secs(5);
 /// The executor is told to look this often while the record waits for it.
 const LOOK_EVERY: Span = Span::secs(1);
 /// An acting one refreshes its hint by a read this often.
@@ -340,6 +342,7 @@ impl Peer {
         if !self.after_met(job, record) {
             return;
         }
+        let never = self.quota_never(&record.spec).is_some();
         let Some(driven) = self.owner.jobs.get_mut(&job) else { return };
         if driven.placing.is_some() {
             return self.drive_at(job, now + CLAIM_EVERY);
@@ -348,6 +351,11 @@ impl Peer {
         if record.held.is_some() {
             self.withdraw_all(job, None);
             return self.drive_at(job, now + self.cfg.pace.idle_every);
+        }
+        if never {
+            // Taken in before the limits were: every cluster would take its grant back. `why` says so.
+            self.withdraw_all(job, None);
+            return self.drive_at(job, now + LIMITS_EVERY);
         }
         if let Some(intent) = record.moving.as_ref().filter(|_| now.since(from) >= MOVE_WAITS) {
             let change = Change::MoveOver { intent: intent.clone() };

@@ -6,7 +6,7 @@ use super::*;
 use crate::base::{Bytes, MilliCpu, StoreId, WallTime};
 use crate::core::api::{AttemptKey, BackendCommand, BackendEvent, ClientRequest, DiskImage, Input, Now};
 use crate::core::testing;
-use crate::model::Outcome;
+use crate::model::{JobState, Outcome};
 use crate::model::report::{Liveness, MemberView, NodeCapacity, View};
 
 pub(in crate::core) struct Solo {
@@ -202,6 +202,35 @@ fn what_ran_before_a_limit_began_is_counted_and_goes_on() {
     solo.pass(20);
     assert_eq!(solo.running.len(), 1, "now there is room");
     assert_eq!(solo.broken(), Vec::<&&str>::new());
+}
+
+/// It used to be granted and taken back once a second for ever, an epoch each time.
+#[test]
+fn a_job_that_later_limits_forbid_waits_and_says_why() {
+    let mut solo = Solo::new();
+    // Full, so that it waits.
+    solo.submit("{run: x, tenant: other, resources: {gpus: 8}}");
+    let long = "{run: x, tenant: t, resources: {gpus: 1}, on_lost_contact: {grace: 10m}}";
+    let ClientResponse::Submitted { job: id, .. } = solo.submit(long) else { panic!("not taken") };
+    solo.limit(LimitsPatch {
+        gpus: Some(Some(4)),
+        grace: Some(Some(Span::secs(60))),
+        ..LimitsPatch::default()
+    });
+    solo.end_one();
+    solo.pass(60);
+    let record = |solo: &mut Solo| match solo.ask(ClientRequest::Get { job: id }) {
+        ClientResponse::Job(record) => record,
+        other => panic!("{other:?}"),
+    };
+    let waits = record(&mut solo);
+    assert_eq!((solo.running.len(), waits.state, waits.epoch.0), (0, JobState::Pending, 0), "{}", waits.reason);
+    let ClientResponse::Why(report) = solo.ask(ClientRequest::Why { job: id }) else { panic!("no table") };
+    let why = "tenant t takes jobs with a grace of 1m 0s at most, the job's on_lost_contact.grace is 10m 0s";
+    assert!(report.summary.contains(why), "{}", report.summary);
+    solo.limit(LimitsPatch { grace: Some(Some(Span::secs(600))), ..LimitsPatch::default() });
+    solo.pass(20);
+    assert_eq!(solo.running.len(), 1, "{:?}", record(&mut solo).reason);
 }
 
 #[test]
