@@ -182,7 +182,7 @@ pub async fn journal(core: CoreHandle, log: EventLog, cancel: CancellationToken)
 }
 
 /// How long events may wait to be written down.
-const GATHER: std::time::Duration = std::time::Duration::from_millis(5);
+const GATHER: std::time::Duration = std::time::Duration::from_millis(20);
 
 /// Tells when another peer is no longer heard, or heard again, or drains: as seen from here.
 pub async fn peers(core: CoreHandle, mut view: watch::Receiver<Arc<View>>, cancel: CancellationToken) {

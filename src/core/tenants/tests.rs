@@ -6,8 +6,8 @@ use super::*;
 use crate::base::{Bytes, MilliCpu, StoreId, WallTime};
 use crate::core::api::{AttemptKey, BackendCommand, BackendEvent, ClientRequest, DiskImage, Input, Now};
 use crate::core::testing;
-use crate::model::{JobState, Outcome};
 use crate::model::report::{Liveness, MemberView, NodeCapacity, View};
+use crate::model::{JobState, Outcome};
 
 pub(in crate::core) struct Solo {
     pub peer: Peer,
@@ -224,7 +224,12 @@ fn a_job_that_later_limits_forbid_waits_and_says_why() {
         other => panic!("{other:?}"),
     };
     let waits = record(&mut solo);
-    assert_eq!((solo.running.len(), waits.state, waits.epoch.0), (0, JobState::Pending, 0), "{}", waits.reason);
+    assert_eq!(
+        (solo.running.len(), waits.state, waits.epoch.0),
+        (0, JobState::Pending, 0),
+        "{}",
+        waits.reason
+    );
     let ClientResponse::Why(report) = solo.ask(ClientRequest::Why { job: id }) else { panic!("no table") };
     let why = "tenant t takes jobs with a grace of 1m 0s at most, the job's on_lost_contact.grace is 10m 0s";
     assert!(report.summary.contains(why), "{}", report.summary);

@@ -81,7 +81,7 @@ pub struct Audit {
 impl Audit {
     /// Goes on where the newest whole line ended.
     pub fn open(dir: &Path) -> io::Result<Self> {
-        let lines = Lines::open(dir, PREFIX, FILE_BYTES, FILES)?;
+        let lines = Lines::open(dir, PREFIX, FILE_BYTES, FILES)?.synced();
         let (mut seq, mut head) = (0, NOTHING.to_owned());
         lines::newest_first(dir, PREFIX, |line| {
             if let Some((hash, entry)) = parse(line) {

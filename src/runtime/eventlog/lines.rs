@@ -19,6 +19,8 @@ pub struct Lines {
     file: File,
     length: u64,
     buffer: Vec<u8>,
+    /// Whoever writes them waits for the disk, too.
+    synced: bool,
 }
 
 /// The files of a prefix, oldest first, with their numbers.
@@ -73,7 +75,13 @@ impl Lines {
             file,
             length,
             buffer: Vec::new(),
+            synced: false,
         })
+    }
+
+    /// Lines of a file that is full are on the disk before the next one begins.
+    pub fn synced(self) -> Self {
+        Self { synced: true, ..self }
     }
 
     /// Adds one line; line breaks in it become spaces.
@@ -110,7 +118,12 @@ impl Lines {
     }
 
     fn rotate(&mut self) -> io::Result<()> {
-        self.flush()?;
+        // A later sync reaches only the next file.
+        if self.synced {
+            self.sync()?
+        } else {
+            self.flush()?
+        }
         let (file, length) = open(&self.dir, self.prefix, self.number + 1)?;
         (self.file, self.length) = (file, length);
         self.number += 1;

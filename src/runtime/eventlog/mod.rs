@@ -4,6 +4,10 @@
 //! their own behind a bounded channel: a slow disk costs lines (which is said in the log), never a commit. Events reach
 //! the disk when the system writes them; audit entries are synced within a quarter of a second, together, so that they cost
 //! commits nothing: a machine that loses power may lose those of that time.
+#![allow(
+    clippy::disallowed_methods,
+    reason = "how long an entry has waited for the disk, which no decision rests on"
+)]
 
 pub mod audit;
 mod lines;
@@ -12,7 +16,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -30,12 +34,12 @@ const FILE_BYTES: u64 = 1 << 20;
 const FILES: usize = 32;
 /// Entries that may wait for the disk.
 const WAITING_MAX: usize = 4_096;
-/// Audit entries are synced when nothing came for this long,
-const QUIET: Duration = Duration::from_millis(250);
-/// or so many wait.
-const UNSYNCED_MAX: u32 = 256;
-/// After some entries the thread lets so much time go by, so that many commits cost one waking of it.
-const GATHER: Duration = Duration::from_millis(2);
+/// What was written reaches its file, and audit entries the disk, so soon after the first of them, all together: each
+/// sync is one more that the records' own has to wait for.
+const SYNC_AFTER: Duration = Duration::from_millis(250);
+/// After some entries the thread lets so much time go by, so that many commits cost one waking of it. Far more than come
+/// meanwhile may wait.
+const GATHER: Duration = Duration::from_millis(10);
 /// Entries that one query gives at most.
 pub const QUERY_MAX: usize = 10_000;
 /// So far apart two neighbouring lines may be in the wrong order.
@@ -138,9 +142,9 @@ impl EventLog {
         let (work, waiting) = sync_channel(WAITING_MAX);
         let log = Self { work, dir: Arc::new(dir), dropped: Arc::default(), written: Arc::default() };
         let (dropped, written) = (log.dropped.clone(), log.written.clone());
-        std::thread::Builder::new()
-            .name("event-log".into())
-            .spawn(move || Writer { events, audit, dropped, written, told: 0, unsynced: 0 }.run(&waiting))?;
+        std::thread::Builder::new().name("event-log".into()).spawn(move || {
+            Writer { events, audit, dropped, written, told: 0, since: None, unsynced: false }.run(&waiting)
+        })?;
         Ok(log)
     }
 
@@ -231,17 +235,25 @@ struct Writer {
     dropped: Arc<AtomicU64>,
     written: Arc<AtomicU64>,
     told: u64,
-    unsynced: u32,
+    /// When the oldest line came that is not in its file yet.
+    since: Option<Instant>,
+    /// Audit entries are among them.
+    unsynced: bool,
 }
 
 impl Writer {
     fn run(mut self, waiting: &Receiver<Work>) {
         loop {
-            match waiting.recv_timeout(QUIET) {
+            let left = self.since.map_or(SYNC_AFTER, |since| SYNC_AFTER.saturating_sub(since.elapsed()));
+            match waiting.recv_timeout(left) {
                 Ok(work) => {
+                    self.since = self.since.or_else(|| Some(Instant::now()));
                     self.take(work);
                     waiting.try_iter().for_each(|work| self.take(work));
                     std::thread::sleep(GATHER);
+                    if self.since.is_some_and(|since| since.elapsed() >= SYNC_AFTER) {
+                        self.flush();
+                    }
                 }
                 Err(RecvTimeoutError::Timeout) => self.flush(),
                 Err(RecvTimeoutError::Disconnected) => return self.flush(),
@@ -258,12 +270,8 @@ impl Writer {
                     .and_then(|line| self.events.append(&line))
             }
             Work::Audit(note) => {
-                self.unsynced += 1;
-                let done = self.audit.append(note);
-                if self.unsynced >= UNSYNCED_MAX {
-                    self.flush();
-                }
-                done
+                self.unsynced = true;
+                self.audit.append(note)
             }
             Work::Head(tell) => {
                 self.flush();
@@ -309,8 +317,8 @@ impl Writer {
     }
 
     fn flush(&mut self) {
-        let audit = if self.unsynced > 0 { self.audit.sync() } else { Ok(()) };
-        self.unsynced = 0;
+        let audit = if self.unsynced { self.audit.sync() } else { Ok(()) };
+        (self.since, self.unsynced) = (None, false);
         if let Err(error) = audit.and(self.events.flush()) {
             tracing::warn!(%error, "the event log was not written");
         }
