@@ -41,6 +41,8 @@ const FRESH: Span = Span::secs(5);
 const WHY_PATIENCE: Span = Span::secs(60);
 /// After its time for the end is over, an attempt is ended by scancel too.
 const CANCEL_AFTER: Span = Span::secs(5);
+/// Batch jobs of attempts that are over which wait to be cancelled once more. What is beyond cannot run anything.
+const LEFT_MAX: usize = 10_000;
 /// An adopted attempt that waits in Slurm's queue, and that the core has not asked for again by then, is given up.
 const WANTED_WITHIN: Span = Span::secs(300);
 
@@ -74,7 +76,10 @@ struct Live {
     pending_since: Option<Instant>,
     /// The core knows it.
     wanted: bool,
+    /// A cancel is under way, or was taken.
     cancelled: bool,
+    /// One was asked for: what failed may have been done all the same.
+    tidied: bool,
     /// Its guard was told by Slurm to end; since when the reason is waited for.
     asking_why: Option<(Instant, Ended)>,
     /// What it has not told over the line is looked for in files.
@@ -99,6 +104,8 @@ pub struct Keeper {
     pub(super) out: Outbox<Act>,
     live: Mutex<BTreeMap<AttemptKey, Live>>,
     forgotten: Mutex<VecDeque<AttemptKey>>,
+    /// Batch jobs of attempts that are over, by number, which could not be cancelled.
+    left: Mutex<BTreeMap<u64, AttemptKey>>,
     renewals: Renewals,
     map: Mutex<NodeMap>,
     kill_wait: Mutex<Span>,
@@ -117,6 +124,7 @@ impl Keeper {
             out: Outbox::default(),
             live: Mutex::default(),
             forgotten: Mutex::default(),
+            left: Mutex::default(),
             renewals: Renewals::default(),
             map: Mutex::default(),
             kill_wait: Mutex::new(Span::secs(30)),
@@ -475,7 +483,7 @@ impl Keeper {
         live.asking_why = Some((since, ended.clone()));
         let late = clock::now().since(since) > WHY_PATIENCE;
         // Our own cancel is not somebody's wish.
-        let tidied = live.cancelled && live.hold.stop.is_none();
+        let tidied = live.tidied && live.hold.stop.is_none();
         // A list from before its end shows a queue that it has left since; that it is over stays so.
         let seen_at = live.seen_at;
         let native = live.seen.clone().filter(|n| n.state.is_over() || seen_at > since);
@@ -484,7 +492,7 @@ impl Keeper {
             live.number().filter(|_| !native.as_ref().is_some_and(|n| n.state.is_over()) && !live.cancelled);
         let why = native.and_then(|n| why_ended(&n, tidied)).or(late.then_some(None));
         if why.is_some() && left.is_some() {
-            live.cancelled = true;
+            live.cancel();
         }
         drop(all);
         let Some(why) = why else { return };
@@ -528,8 +536,9 @@ impl Keeper {
                     if lives || !live.seen.as_ref().is_some_and(believed) {
                         if let Some(id) = live.number()
                             && clock::now().since(live.since) > CANCEL_AFTER
-                            && !std::mem::replace(&mut live.cancelled, true)
+                            && !live.cancelled
                         {
+                            live.cancel();
                             drop(all);
                             self.out.act(Act::Cancel(key, id));
                         }
@@ -562,6 +571,32 @@ impl Keeper {
             }
             self.check(key);
             self.overdue(key);
+        }
+        self.cancel_left(jobs);
+    }
+
+    /// A batch job could not be cancelled: it is tried again at the next list.
+    pub(super) fn cancel_failed(&self, key: AttemptKey, id: u64) {
+        if let Some(live) = open(&self.live).get_mut(&key) {
+            live.cancelled = false;
+            return;
+        }
+        let mut left = open(&self.left);
+        if left.len() < LEFT_MAX {
+            left.insert(id, key);
+        }
+    }
+
+    /// An empty list says nothing; what another one does not name is gone, or no more than a place in a queue.
+    fn cancel_left(&self, jobs: &[NativeJob]) {
+        if jobs.is_empty() || open(&self.left).is_empty() {
+            return;
+        }
+        let left = std::mem::take(&mut *open(&self.left));
+        for job in jobs.iter().filter(|j| !j.state.is_over()) {
+            if let Some(key) = left.get(&job.id).filter(|key| job.name == native_name(**key)) {
+                self.out.act(Act::Cancel(*key, job.id));
+            }
         }
     }
 
@@ -768,7 +803,7 @@ impl Keeper {
             let late = live.hold.stop.is_some_and(|(_, at)| clock::now() > at + CANCEL_AFTER);
             match live.number() {
                 Some(id) if late && !live.cancelled => {
-                    live.cancelled = true;
+                    live.cancel();
                     Some(id)
                 }
                 _ => None,
@@ -895,9 +930,13 @@ impl Live {
             pending_since: None,
             wanted: true,
             cancelled: false,
+            tidied: false,
             asking_why: None,
             on_line: None,
         }
+    }
+    fn cancel(&mut self) {
+        (self.cancelled, self.tidied) = (true, true);
     }
     fn number(&self) -> Option<u64> {
         self.seen.as_ref().map(|n| n.id).or(self.native)

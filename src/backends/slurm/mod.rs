@@ -360,7 +360,8 @@ impl Watch {
             },
             Act::Cancel(key, id) => {
                 if let Err(error) = self.driver.cancel(id, &prepare::native_name(key)).await {
-                    tracing::warn!(%key, id, %error, "a batch job could not be cancelled");
+                    tracing::warn!(%key, id, %error, "a batch job could not be cancelled, it is tried again");
+                    keeper.cancel_failed(key, id);
                 }
             }
         }
