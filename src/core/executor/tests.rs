@@ -163,6 +163,28 @@ fn what_a_backend_says_of_an_end_is_kept_with_it_and_bounded() {
     assert!(read.closed.is_some_and(|c| c.note.is_none()));
 }
 
+/// What a scheduler says may have any length, and a report takes 512 bytes: one that is not taken would leave the others
+/// with the last one, which says that the cluster is open.
+#[test]
+fn the_words_of_a_scheduler_are_told_as_one_short_line() {
+    use crate::core::api::ClusterState;
+    let (mut peer, key, _) = peer();
+    let fits = |why: &str| why.len() <= 512 && !why.contains(char::is_control);
+    let long = format!("unknown: Slurm does not answer (\u{1b}[2J\n{})", "né ".repeat(1_000));
+    let state = ClusterState { closed: Some(long.clone()), ..ClusterState::default() };
+    peer.on_backend(BackendEvent::Cluster(Box::new(state)));
+    let why = peer.closed_for().expect("nothing is taken");
+    assert!(fits(&why) && why.starts_with("unknown: Slurm does not answer (") && why.ends_with('…'), "{why}");
+
+    let attempt = peer.exec.attempts.get_mut(&key).expect("its row");
+    (attempt.phase, attempt.row.closed, attempt.busy) = (Phase::Starting, None, true);
+    let (outcome, at) = (Outcome::NotStarted(long), WallTime(4_000));
+    peer.on_backend(BackendEvent::Ended { key, outcome, started_at: None, at });
+    let closed = peer.exec.attempts[&key].row.closed.as_ref().expect("its end");
+    let Outcome::NotStarted(why) = &closed.outcome else { panic!("{closed:?}") };
+    assert!(fits(why) && why.ends_with('…'), "{why}");
+}
+
 #[test]
 fn an_end_that_nobody_is_left_to_hear_is_dropped() {
     let (mut peer, key, _) = peer();
