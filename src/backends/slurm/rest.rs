@@ -215,7 +215,9 @@ impl Rest {
         let error = match self.send(method, &path, body).await {
             // Slurm's own no comes with any status, and slurmrestd did not fail.
             Ok((status, answer))
-                if status.is_success() || no_job(&answer) || !gets && slurms_own(&answer) =>
+                if no_job(&answer)
+                    || status.is_success() && !(gets && says_failed(&answer))
+                    || !gets && slurms_own(&answer) =>
             {
                 *open(&self.rests) = Rests::default();
                 return Ok(answer);
@@ -246,10 +248,11 @@ impl Rest {
         }
         let version = self.version().await?;
         let answer = self.ask(Method::DELETE, version, &format!("job/{id}"), None).await?;
-        match failures(&answer).into_iter().find(|(number, _)| *number != 0 && *number != NO_SUCH_JOB) {
-            None => Ok(()),
-            Some((_, text)) => Err(DriverError(format!("slurmrestd: {text}"))),
+        let failed = failures(&answer);
+        if failed.iter().all(|number| matches!(*number, 0 | NO_SUCH_JOB)) {
+            return Ok(());
         }
+        Err(DriverError(format!("slurmrestd: {}", error_words(&answer))))
     }
 }
 
@@ -281,30 +284,38 @@ async fn exchange<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
     }
 }
 
-/// What an answer says of failures.
-fn failures(answer: &Value) -> Vec<(i64, String)> {
-    let all = answer.get("errors").and_then(Value::as_array);
-    let one = |e: &Value| {
-        let number = e.get("error_number").or_else(|| e.get("error_code")).and_then(Value::as_i64);
-        (number.unwrap_or(0), parse::error_text(e))
-    };
-    all.map(|a| a.iter().map(one).collect()).unwrap_or_default()
+fn errors(answer: &Value) -> &[Value] {
+    answer.get("errors").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default()
+}
+
+/// The numbers of what an answer says of failures.
+fn failures(answer: &Value) -> Vec<i64> {
+    let number = |e: &Value| e.get("error_number").or_else(|| e.get("error_code")).and_then(Value::as_i64);
+    errors(answer).iter().map(|e| number(e).unwrap_or(0)).collect()
+}
+
+/// Its words, shortened.
+fn error_words(answer: &Value) -> String {
+    parse::error_texts(errors(answer))
+}
+
+fn says_failed(answer: &Value) -> bool {
+    !errors(answer).is_empty()
 }
 
 fn no_job(answer: &Value) -> bool {
-    failures(answer).iter().any(|(number, _)| *number == NO_SUCH_JOB)
+    failures(answer).contains(&NO_SUCH_JOB)
 }
 
 /// All that it says of failures is slurmctld's own answer; the rest is trouble on the way.
 fn slurms_own(answer: &Value) -> bool {
     let failed = failures(answer);
-    !failed.is_empty() && failed.iter().all(|(number, _)| OWN_NUMBERS.contains(number))
+    !failed.is_empty() && failed.iter().all(|number| OWN_NUMBERS.contains(number))
 }
 
 /// An answer with a status that is none of success, in words.
 fn refused(path: &str, status: StatusCode, answer: &Value) -> DriverError {
-    let words = failures(answer).into_iter().map(|(_, text)| text).collect::<Vec<_>>().join("; ");
-    DriverError(format!("slurmrestd: {path}: {status}: {}", few_words(words.as_bytes())))
+    DriverError(format!("slurmrestd: {path}: {status}: {}", few_words(error_words(answer).as_bytes())))
 }
 
 /// The body of a submission. None where an option has no place in the API.
@@ -373,9 +384,7 @@ impl Driver for Rest {
 
     async fn job(&self, id: u64) -> Result<Option<NativeJob>, DriverError> {
         let asked = match self.get(&format!("job/{id}")).await {
-            Ok(answer) if failures(&answer).iter().any(|(number, _)| *number == NO_SUCH_JOB) => {
-                return Ok(None);
-            }
+            Ok(answer) if no_job(&answer) => return Ok(None),
             Ok(answer) => whole(&answer, "jobs", parse::job),
             Err(error) => Err(error),
         };
@@ -411,8 +420,7 @@ impl Driver for Rest {
             (true, Some(id)) => Ok(id),
             (true, None) => Err(SubmitError::Unknown("slurmrestd: it gave no job id".into())),
             (false, _) => {
-                let text = failed.iter().map(|(_, t)| t.as_str()).collect::<Vec<_>>().join("; ");
-                let text = format!("slurmrestd: {text}");
+                let text = format!("slurmrestd: {}", error_words(&answer));
                 Err(if slurms_own(&answer) { SubmitError::Refused(text) } else { SubmitError::Unknown(text) })
             }
         }

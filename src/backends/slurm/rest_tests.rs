@@ -221,7 +221,7 @@ async fn a_cancel_is_not_lost_while_slurmrestd_is_left_alone() {
 
 /// Errors in JSON are a failure like any other, but for Slurm's own no.
 #[tokio::test]
-async fn an_answer_without_success_counts_as_failed_unless_slurm_itself_says_no() {
+async fn an_answer_that_failed_counts_as_failed_unless_slurm_itself_says_no() {
     let folder = tempfile::tempdir().expect("a folder");
     let says = |number: i64| json!({"errors": [{"error_number": number, "error": "words"}], "jobs": []});
     let server = Server::start(move |path| match path.rsplit('/').next() {
@@ -229,6 +229,8 @@ async fn an_answer_without_success_counts_as_failed_unless_slurm_itself_says_no(
         Some("submit") => (500, says(2_000).to_string()),
         Some("9") => (500, says(NO_SUCH_JOB).to_string()),
         Some("nodes") => (401, says(1_007).to_string()),
+        // As some do whose slurmctld is away.
+        Some("5") => (200, says(1_800).to_string()),
         _ => (500, json!({"errors": [], "jobs": []}).to_string()),
     })
     .await;
@@ -240,7 +242,7 @@ async fn an_answer_without_success_counts_as_failed_unless_slurm_itself_says_no(
         output: "/f/o".into(),
         options: Vec::new(),
     };
-    for what in ["nodes", "jobs"] {
+    for what in ["nodes", "jobs", "job"] {
         let driver = server.driver(folder.path(), Span::secs(3_600));
         for _ in 0..2 {
             assert_eq!(driver.job(9).await, Ok(None));
@@ -252,6 +254,8 @@ async fn an_answer_without_success_counts_as_failed_unless_slurm_itself_says_no(
             if what == "nodes" {
                 let error = driver.nodes().await.expect_err("fails");
                 assert!(error.0.contains("401") && error.0.contains("words"), "{error}");
+            } else if what == "job" {
+                assert!(driver.job(5).await.is_err_and(|e| e.0.contains("words")));
             } else {
                 assert!(driver.jobs().await.is_err(), "no list from an answer with status 500");
             }
