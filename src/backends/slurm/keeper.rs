@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;
-use std::io;
+use std::io::{self, Read, Seek};
 use std::os::unix::fs::DirBuilderExt;
 use std::sync::Mutex;
 
@@ -26,6 +26,7 @@ use crate::backends::local::files::{
 use crate::backends::local::guard::remote::{Answer, Question, What};
 use crate::backends::local::guard::{self, BY_SCHEDULER};
 use crate::backends::local::{clock, parse_key_of};
+use crate::base::text::{WORDS_MAX, words};
 use crate::base::{ContactId, Instant, Span};
 use crate::core::api::{AttemptKey, StartCommand};
 use crate::core::{BackendCommand, BackendEvent};
@@ -43,6 +44,10 @@ const WHY_PATIENCE: Span = Span::secs(60);
 const CANCEL_AFTER: Span = Span::secs(5);
 /// Batch jobs of attempts that are over which wait to be cancelled once more. What is beyond cannot run anything.
 const LEFT_MAX: usize = 10_000;
+/// Of what a batch script wrote, so much is looked at for its last line,
+const TAIL_BYTES: u64 = 16 << 10;
+/// and so much of that is told.
+const LINE_BYTES: usize = 200;
 /// An adopted attempt that waits in Slurm's queue, and that the core has not asked for again by then, is given up.
 const WANTED_WITHIN: Span = Span::secs(300);
 
@@ -169,7 +174,7 @@ impl Keeper {
         // A guard of an attempt that is over is told so, if its folder is still there.
         let text = match known {
             Some(text) => text,
-            None => read_json::<Kept>(&self.dir(key).file("slurm.json")).ok()?.secret,
+            None => self.kept(key)?.secret,
         };
         HEXLOWER.decode(text.as_bytes()).ok()
     }
@@ -244,10 +249,14 @@ impl Keeper {
     }
 
     fn say_started(&self, key: AttemptKey, started: Started) {
-        if let Some(nodes) = started.nodes {
+        self.say_where(key, started.nodes);
+        self.out.say(BackendEvent::Started { key, at: started.at });
+    }
+
+    fn say_where(&self, key: AttemptKey, nodes: Option<String>) {
+        if let Some(nodes) = nodes {
             self.out.say(BackendEvent::Where { key, nodes });
         }
-        self.out.say(BackendEvent::Started { key, at: started.at });
     }
 
     fn guard_ended(&self, key: AttemptKey, part: &str, ended: Ended) {
@@ -284,7 +293,7 @@ impl Keeper {
     fn start(&self, start: &StartCommand) {
         let key = start.key;
         let dir = self.dir(key);
-        match dir.ended() {
+        match self.closed(key) {
             Ok(Some(ended)) => return self.say_ended(key, ended),
             Ok(None) => {}
             Err(error) => {
@@ -373,29 +382,54 @@ impl Keeper {
 
     /// Under a name that nothing ever ran under, and now never will.
     fn close_unstarted(&self, key: AttemptKey, outcome: Outcome) {
+        // Slurm's words may be longer than the file may be.
+        let outcome = match outcome {
+            Outcome::NotStarted(why) => Outcome::NotStarted(words(&why, WORDS_MAX)),
+            Outcome::Refused(why) => Outcome::Refused(words(&why, WORDS_MAX)),
+            other => other,
+        };
         let ended = Ended { outcome, started_at: None, at: clock::wall(), output_lost: 0 };
         if let Err(error) = self.dir(key).close_unstarted(&ended) {
             tracing::warn!(%key, trace = self.dir(key).trace(), %error, "that an attempt did not start could not be written");
         }
         open(&self.live).remove(&key);
-        self.say_ended(key, ended);
+        self.say_end(key, ended);
     }
 
     /// Says an end once, whoever told of it first.
     fn drop_live(&self, key: AttemptKey, ended: Ended) {
-        if open(&self.live).remove(&key).is_some() {
-            self.say_ended(key, ended);
-        }
+        let Some(live) = open(&self.live).remove(&key) else { return };
+        if live.announced { self.say_end(key, ended) } else { self.say_ended(key, ended) }
     }
 
+    /// With where it ran: its start may have been told to an earlier run of the peer, or to none.
     fn say_ended(&self, key: AttemptKey, ended: Ended) {
+        let parts = self.kept(key).map_or(0, |kept| kept.parts);
+        if let Ok(Some(started)) = self.started_file(key, parts) {
+            self.say_where(key, started.nodes);
+        }
+        self.say_end(key, ended);
+    }
+
+    fn say_end(&self, key: AttemptKey, ended: Ended) {
         let Ended { outcome, started_at, at, .. } = ended;
         self.out.say(BackendEvent::Ended { key, outcome, started_at, at });
     }
 
+    /// What lies beside an attempt's folder.
+    fn kept(&self, key: AttemptKey) -> Option<Kept> {
+        read_json(&self.dir(key).file("slurm.json")).ok()
+    }
+
+    /// How an attempt ended. Of a gang the launcher's end is not all: its nodes' guards must have ended, too.
+    fn closed(&self, key: AttemptKey) -> io::Result<Option<Ended>> {
+        let open_gang = open(&self.live).get(&key).is_some_and(|l| l.kept.parts > 0);
+        if open_gang { Ok(None) } else { self.dir(key).ended() }
+    }
+
     fn stop(&self, key: AttemptKey, stop: Stop) {
         let dir = self.dir(key);
-        match dir.ended() {
+        match self.closed(key) {
             Ok(Some(ended)) => return self.say_ended(key, ended),
             Ok(None) => {}
             Err(error) => {
@@ -441,7 +475,8 @@ impl Keeper {
                 return tracing::error!(%key, trace = self.dir(key).trace(), %error, "an attempt's end cannot be read");
             }
         }
-        let parts = read_json::<Kept>(&dir.file("slurm.json")).map_or(0, |k| k.parts);
+        open(&self.live).remove(&key);
+        let parts = self.kept(key).map_or(0, |kept| kept.parts);
         for node in self.node_dirs(key, parts) {
             let _ = node.forget();
         }
@@ -468,6 +503,11 @@ impl Keeper {
         if let Err(error) = self.dir(key).write_ended(&ended) {
             // Tried again at the next look.
             return tracing::error!(%key, trace = self.dir(key).trace(), %error, "how an attempt ended could not be written");
+        }
+        // A next run of the peer shall not wait for guards that this one has given up.
+        let parts = open(&self.live).get(&key).map_or(0, |l| l.kept.parts);
+        for node in self.node_dirs(key, parts).iter().filter(|node| matches!(node.ended(), Ok(None))) {
+            let _ = node.write_ended(&ended);
         }
         self.drop_live(key, ended);
     }
@@ -531,16 +571,21 @@ impl Keeper {
                     // Slurm ends what is left, and its word that it did counts.
                     let mut all = open(&self.live);
                     let Some(live) = all.get_mut(&key) else { return };
-                    let believed = |n: &NativeJob| n.state.is_over() && n.state != NativeState::NodeFail;
+                    let state = live.seen.as_ref().map(|n| n.state);
                     let lives = matches!(node.locked(), Ok(true));
-                    if lives || !live.seen.as_ref().is_some_and(believed) {
-                        if let Some(id) = live.number()
-                            && clock::now().since(live.since) > CANCEL_AFTER
-                            && !live.cancelled
-                        {
+                    let failed = state == Some(NativeState::NodeFail);
+                    if lives || failed || !state.is_some_and(NativeState::is_over) {
+                        let late = clock::now().since(live.since) > CANCEL_AFTER;
+                        let left = live.number().filter(|_| late && !live.cancelled);
+                        if left.is_some() {
                             live.cancel();
-                            drop(all);
+                        }
+                        drop(all);
+                        if let Some(id) = left {
                             self.out.act(Act::Cancel(key, id));
+                        }
+                        if failed && !lives {
+                            self.fence(key, "its node failed");
                         }
                         return;
                     }
@@ -769,8 +814,10 @@ impl Keeper {
     /// It is provably not there.
     fn absent(&self, key: AttemptKey) {
         let dir = self.dir(key);
-        if !matches!(dir.ended(), Ok(None)) {
-            return;
+        match dir.ended() {
+            Ok(None) => {}
+            Ok(Some(_)) => return self.launcher_ended(key),
+            Err(_) => return,
         }
         if dir.token_taken() {
             if self.guards_gone(key) != Some(false) {
@@ -788,6 +835,16 @@ impl Keeper {
         if dir.revoke_token().unwrap_or(false) {
             let why = format!("Slurm lost it {submits} times before it began");
             self.close_unstarted(key, Outcome::Refused(why));
+        }
+    }
+
+    /// Of a gang that is provably not there, a node's guard has not said its end: it is waited for as long as it may live.
+    fn launcher_ended(&self, key: AttemptKey) {
+        self.check(key);
+        let open_gang =
+            open(&self.live).get(&key).is_some_and(|l| l.kept.parts > 0 && l.asking_why.is_none());
+        if open_gang && self.guards_gone(key) != Some(false) {
+            self.fence(key, "Slurm has no record of it any more");
         }
     }
 
@@ -836,17 +893,29 @@ impl Keeper {
             if let Some(when) = dir.forgotten() {
                 forgotten.push((when, key));
             } else if let Some(ended) = dir.ended()? {
-                let kept = read_json::<Kept>(&dir.file("slurm.json")).ok();
-                match kept.filter(|_| ended.outcome == Outcome::Stopped(BY_SCHEDULER.into())) {
-                    // Why Slurm ended it is still to be asked.
+                let kept = self.kept(key);
+                let native: Option<u64> = optional(read_json(&dir.file("native.json"))).ok().flatten();
+                let by_slurm = ended.outcome == Outcome::Stopped(BY_SCHEDULER.into());
+                match kept.filter(|kept| by_slurm || kept.parts > 0) {
+                    // Why Slurm ended it is still to be asked; or its nodes' guards may not have ended.
                     Some(kept) => {
+                        let gang = kept.parts > 0;
                         let mut live = Live::new(kept, dir.binding()?);
-                        live.phase = Phase::Submitted;
-                        live.native = optional(read_json(&dir.file("native.json"))).ok().flatten();
-                        live.asking_why = Some((clock::now(), ended));
+                        (live.phase, live.native) = (Phase::Submitted, native);
+                        if gang {
+                            running.push(key);
+                        } else {
+                            live.asking_why = Some((clock::now(), ended));
+                        }
                         open(&self.live).insert(key, live);
                     }
-                    None => over.push((key, ended)),
+                    None => {
+                        // What was to be cancelled may not have been.
+                        if let Some(id) = native {
+                            self.cancel_failed(key, id);
+                        }
+                        over.push((key, ended));
+                    }
                 }
             } else {
                 let kept: Kept = match read_json(&dir.file("slurm.json")) {
@@ -991,9 +1060,18 @@ fn gang_outcome(whole: Ended, nodes: &[Ended]) -> Ended {
 
 /// The end of what the batch script itself wrote.
 fn last_line(dir: &AttemptDir) -> String {
-    let text = fs::read_to_string(dir.file("slurm.out")).unwrap_or_default();
+    let tail = || -> io::Result<Vec<u8>> {
+        let mut file = fs::File::open(dir.file("slurm.out"))?;
+        let from = file.metadata()?.len().saturating_sub(TAIL_BYTES);
+        file.seek(io::SeekFrom::Start(from))?;
+        let mut tail = Vec::new();
+        file.take(TAIL_BYTES).read_to_end(&mut tail)?;
+        Ok(tail)
+    };
+    let tail = tail().unwrap_or_default();
+    let text = String::from_utf8_lossy(&tail);
     let line = text.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or("it wrote nothing");
-    line.chars().take(200).collect()
+    words(line, LINE_BYTES)
 }
 
 #[cfg(test)]

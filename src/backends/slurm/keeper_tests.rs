@@ -5,6 +5,9 @@ use crate::backends::conformance::{key, script, start};
 use crate::base::{PeerName, WallTime};
 use crate::core::api::StopReason;
 
+#[path = "restart_tests.rs"]
+mod restart;
+
 struct Desk {
     _folder: tempfile::TempDir,
     keeper: Keeper,
