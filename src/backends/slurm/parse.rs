@@ -21,6 +21,11 @@ const BRACKETS_MAX: usize = 16;
 /// and bytes of it outside of them.
 const HOST_BYTES_MAX: usize = 255;
 
+/// What no node has more of: a report with more is none, and the books would fill the memory.
+const CPUS_MAX: u32 = 1_000_000;
+const MEMORY_MAX: Bytes = Bytes(1 << 60);
+const GPUS_MAX: u32 = 10_000;
+
 /// A list under a key. None where the document is not whole or says that it failed.
 pub fn list<'a>(document: &'a Value, key: &str) -> Result<&'a Vec<Value>, String> {
     if let Some(errors) = document.get("errors").and_then(Value::as_array).filter(|e| !e.is_empty()) {
@@ -343,17 +348,22 @@ pub fn node(value: &Value) -> Option<NativeNode> {
         "INVALID_REG",
     ];
     let good = ["IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED", "CLOUD"];
-    let usable = !states.is_empty()
+    let cpus = count(value, "cpus").unwrap_or(0);
+    let memory = Bytes(value.get("real_memory").and_then(number).unwrap_or(0).saturating_mul(1 << 20));
+    let gpus = gpus_of(&text(value, "gres")).filter(|(_, n)| *n > 0);
+    let sane = cpus <= CPUS_MAX && memory <= MEMORY_MAX && gpus.as_ref().is_none_or(|(_, n)| *n <= GPUS_MAX);
+    let usable = sane
+        && !states.is_empty()
         && states.iter().any(|w| good.contains(&w.as_str()))
         && !states.iter().any(|w| bad.contains(&w.trim_end_matches('*')));
-    let reason = text(value, "reason");
+    let reason = if sane { text(value, "reason") } else { "no node has that much".into() };
     let state = states.join("+") + &if reason.is_empty() { String::new() } else { format!(" ({reason})") };
     Some(NativeNode {
         usable,
         state,
-        cpus: count(value, "cpus").unwrap_or(0),
-        memory: Bytes(value.get("real_memory").and_then(number).unwrap_or(0).saturating_mul(1 << 20)),
-        gpus: gpus_of(&text(value, "gres")).filter(|(_, n)| *n > 0),
+        cpus,
+        memory,
+        gpus,
         partitions: texts(value.get("partitions")),
         features: features(value),
         name,
