@@ -50,6 +50,7 @@ const TAIL_BYTES: u64 = 16 << 10;
 const LINE_BYTES: usize = 200;
 /// An adopted attempt that waits in Slurm's queue, and that the core has not asked for again by then, is given up.
 const WANTED_WITHIN: Span = Span::secs(300);
+const UNWANTED: &str = "nobody asked for it after the peer was started again";
 
 /// Where an attempt stands with Slurm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -697,7 +698,7 @@ impl Keeper {
                 job.reason
             )
         } else if !wanted && age > WANTED_WITHIN {
-            "nobody asked for it after the peer was started again".to_owned()
+            UNWANTED.to_owned()
         } else {
             return;
         };
@@ -825,8 +826,14 @@ impl Keeper {
             }
             return;
         }
-        let known = open(&self.live).get(&key).map(|l| (l.submits, l.wanted));
-        let Some((submits, true)) = known else { return };
+        let known = open(&self.live).get(&key).map(|l| (l.submits, l.wanted, l.since));
+        let Some((submits, wanted, since)) = known else { return };
+        if !wanted {
+            if clock::now().since(since) > WANTED_WITHIN && dir.revoke_token().unwrap_or(false) {
+                self.close_unstarted(key, Outcome::Refused(UNWANTED.into()));
+            }
+            return;
+        }
         if submits < SUBMITS_MAX {
             // It did not begin, and even if the first one comes to light again, only one of them begins.
             tracing::warn!(%key, trace = self.dir(key).trace(), "Slurm lost an attempt that had not begun: submitted again");
@@ -967,7 +974,8 @@ impl Keeper {
 
     /// Writes the nodes down, for a start at which Slurm does not answer.
     pub(super) fn keep_nodes(&self, map: &NodeMap) {
-        if let Err(error) = write_json(&self.config.nodes_file(), &map.groups) {
+        let types = write_json(&self.config.types_file(), &map.types);
+        if let Err(error) = types.and_then(|()| write_json(&self.config.nodes_file(), &map.groups)) {
             tracing::warn!(%error, "the nodes could not be written down");
         }
     }

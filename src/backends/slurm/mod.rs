@@ -135,6 +135,9 @@ impl SlurmConfig {
     fn nodes_file(&self) -> PathBuf {
         self.shared.join("nodes.json")
     }
+    fn types_file(&self) -> PathBuf {
+        self.shared.join("gpu-types.json")
+    }
     fn partitions(&self) -> Vec<String> {
         self.partition.iter().flat_map(|p| p.split(',')).map(str::to_owned).collect()
     }
@@ -249,6 +252,8 @@ impl Backend for SlurmBackend {
             none => {
                 let why = none.err().map_or_else(|| "it names no node".to_owned(), |error| error.to_string());
                 notes.push(format!("Slurm does not answer, its nodes are taken as they last were: {why}"));
+                let types = optional(read_json(&config.types_file())).ok().flatten().unwrap_or_default();
+                self.keeper.set_map(NodeMap::of_types(types));
                 optional(read_json::<Vec<NodeCapacity>>(&config.nodes_file()))
                     .ok()
                     .flatten()

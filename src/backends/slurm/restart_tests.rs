@@ -169,3 +169,23 @@ fn words_of_slurm_are_cut_and_the_last_line_is_read_from_its_end() {
     fs::write(dir.file("slurm.out"), "x".repeat(100_000)).expect("writes");
     assert!(last_line(&dir).len() <= LINE_BYTES);
 }
+
+/// Its batch job is gone, and so is whoever wanted it: its folder shall not stay for ever.
+#[test]
+fn what_nobody_asks_for_and_slurm_does_not_have_is_given_up() {
+    if clock::now() <= Instant(0) + WANTED_WITHIN {
+        return; // A machine that was just started has no time so long ago.
+    }
+    let desk = Desk::new();
+    desk.submitted(1);
+    let desk = desk.again();
+    for _ in 0..MISSING_LISTS {
+        desk.list(&[]);
+    }
+    assert_eq!((desk.ended(), desk.keeper.live_count()), (None, 1), "it may still be asked for");
+    desk.age(1);
+    desk.list(&[]);
+    assert!(matches!(desk.ended(), Some(Outcome::Refused(why)) if why.contains("nobody asked")));
+    assert_eq!(desk.keeper.live_count(), 0);
+    assert!(desk.keeper.out.take_acts().is_empty(), "nothing was submitted");
+}

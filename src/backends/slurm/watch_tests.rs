@@ -145,6 +145,9 @@ async fn an_empty_list_of_nodes_is_unknown_and_not_written_down() {
     desk.backend.shutdown().await;
     // A peer that is started now takes them as they were.
     let slurm = Arc::new(Slurm { jobs: Told::new([vec![]]), nodes: Told::new([none()]) });
-    let found = backend(desk.folder.path(), slurm).discover().await.expect("finds what was");
+    let next = backend(desk.folder.path(), slurm);
+    let found = next.discover().await.expect("finds what was");
     assert_eq!(found.nodes, first.nodes);
+    let kind = next.keeper.map().types.get("H100").cloned();
+    assert_eq!(kind.as_deref(), Some("h100"), "and asks for GPUs by their type");
 }

@@ -133,6 +133,7 @@ fn where_it_runs_is_told_to_the_record_with_its_start_and_kept_to_its_end() {
     peer.on_backend(BackendEvent::Started { key, at: WallTime(3_000) });
     let attempt = peer.exec.attempts.get_mut(&key).expect("its row");
     assert_eq!(attempt.nodes.as_ref().map(String::len), Some(300), "bounded");
+    assert!(attempt.nodes.as_ref().is_some_and(|n| n.ends_with('…')), "and says so");
     attempt.busy = true;
     let at = WallTime(4_000);
     peer.on_backend(BackendEvent::Ended { key, outcome: Outcome::Exited(0), started_at: None, at });
