@@ -44,6 +44,8 @@ const WHY_PATIENCE: Span = Span::secs(60);
 const CANCEL_AFTER: Span = Span::secs(5);
 /// Batch jobs of attempts that are over which wait to be cancelled once more. What is beyond cannot run anything.
 const LEFT_MAX: usize = 10_000;
+/// Slurm's default, where it has not said what it is.
+const KILL_WAIT: Span = Span::secs(30);
 /// Of what a batch script wrote, so much is looked at for its last line,
 const TAIL_BYTES: u64 = 16 << 10;
 /// and so much of that is told.
@@ -114,7 +116,8 @@ pub struct Keeper {
     left: Mutex<BTreeMap<u64, AttemptKey>>,
     renewals: Renewals,
     map: Mutex<NodeMap>,
-    kill_wait: Mutex<Span>,
+    /// As Slurm said; none where it has not yet.
+    kill_wait: Mutex<Option<Span>>,
 }
 
 impl Keeper {
@@ -133,7 +136,7 @@ impl Keeper {
             left: Mutex::default(),
             renewals: Renewals::default(),
             map: Mutex::default(),
-            kill_wait: Mutex::new(Span::secs(30)),
+            kill_wait: Mutex::default(),
         })
     }
 
@@ -153,7 +156,10 @@ impl Keeper {
         open(&self.map).clone()
     }
     pub(super) fn set_kill_wait(&self, wait: Span) {
-        *open(&self.kill_wait) = wait;
+        *open(&self.kill_wait) = Some(wait);
+    }
+    pub(super) fn kill_wait(&self) -> Option<Span> {
+        *open(&self.kill_wait)
     }
     /// Attempts that have not ended.
     #[cfg(test)]
@@ -315,7 +321,7 @@ impl Keeper {
             return tracing::warn!(%key, trace = self.dir(key).trace(), "an attempt's folder is there that was not adopted");
         }
         self.renewals.first(start.binding, start.renewed_at);
-        let kill_wait = *open(&self.kill_wait);
+        let kill_wait = self.kill_wait().unwrap_or(KILL_WAIT);
         match prepare::prepare(start, &self.config, &self.map(), kill_wait, &dir) {
             Ok(Some(kept)) => {
                 let live = Live::new(kept, Binding::to(start.binding));

@@ -220,6 +220,15 @@ fn place_guard(from: &Path, to: &Path) -> std::io::Result<()> {
     std::fs::rename(&aside, to)
 }
 
+/// Asked until Slurm has said it: guards reckon with it.
+async fn ask_kill_wait(keeper: &Keeper, driver: &dyn Driver) {
+    if keeper.kill_wait().is_none()
+        && let Some(wait) = driver.kill_wait().await
+    {
+        keeper.set_kill_wait(Span::secs(wait));
+    }
+}
+
 fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
@@ -235,9 +244,7 @@ impl Backend for SlurmBackend {
         place_guard(&config.self_exe, &config.guard_path())
             .map_err(|e| anyhow::anyhow!("the guard's copy {}: {e}", config.guard_path().display()))?;
         let mut notes = vec![format!("Slurm is reached by {}", self.driver.describe())];
-        if let Some(wait) = self.driver.kill_wait().await {
-            self.keeper.set_kill_wait(Span::secs(wait));
-        }
+        ask_kill_wait(&self.keeper, &*self.driver).await;
         let nodes = match self.driver.nodes().await {
             Ok(nodes) if !nodes.is_empty() => {
                 let map = NodeMap::new(&nodes, &config.partitions(), &config.gpu_names);
@@ -429,6 +436,7 @@ impl Watch {
     }
 
     async fn look_at_nodes(&self, no_nodes: &mut Doubt) {
+        ask_kill_wait(&self.keeper, &*self.driver).await;
         match self.driver.nodes().await {
             Ok(nodes) if !no_nodes.believes(nodes.is_empty()) => {
                 tracing::info!(
