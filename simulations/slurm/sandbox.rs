@@ -170,7 +170,6 @@ impl Cluster {
 }
 
 /// That Slurm takes tokens, or what is missing.
-#[allow(dead_code, reason = "the benches ask without tokens")]
 pub fn jwt_installed() -> Result<(), String> {
     if !Path::new("/usr/sbin/slurmrestd").exists() {
         return Err("slurmrestd is not installed".into());
@@ -188,7 +187,6 @@ pub fn jwt_installed() -> Result<(), String> {
 }
 
 /// For its owner alone, as Slurm wants a key to be.
-#[allow(dead_code, reason = "the benches ask without tokens")]
 pub fn private(file: &Path) {
     fs::set_permissions(file, fs::Permissions::from_mode(0o600)).expect("rights");
 }
@@ -216,7 +214,6 @@ impl Restd {
     }
 
     /// On a port of loopback, for those that have a token. None where it is not installed.
-    #[allow(dead_code, reason = "the tests ask with it")]
     pub fn tcp(cluster: &Cluster) -> Option<Self> {
         let port = free_ports(1);
         let restd = Self::launch(cluster, "rest_auth/jwt", PathBuf::new(), port)?;

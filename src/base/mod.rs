@@ -4,6 +4,7 @@ pub mod bounded;
 pub mod ids;
 pub mod rng;
 pub mod secrets;
+pub mod text;
 pub mod time;
 pub mod units;
 #[cfg(test)]

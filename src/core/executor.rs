@@ -27,6 +27,7 @@ use super::peer::{Peer, Timer};
 use super::propose::{OpResult, Task};
 use super::purpose::Purpose;
 use super::schedule::{Request, Scheduler};
+use crate::base::text::{WORDS_MAX, node_list, words};
 use crate::base::{ContactId, Epoch, Home, Instant, JobId, PeerName, Span, TraceId, WallTime};
 use crate::model::record::{Birth, Change};
 use crate::model::spec::JobSpec;
@@ -702,7 +703,7 @@ impl Peer {
             }
             BackendEvent::Where { key, nodes } => {
                 if let Some(attempt) = self.exec.attempts.get_mut(&key) {
-                    attempt.nodes = Some(nodes.chars().take(NOTE_MAX).collect());
+                    attempt.nodes = Some(node_list(&nodes));
                 }
             }
             BackendEvent::Note { key, text } => {
@@ -730,6 +731,10 @@ impl Peer {
         attempt.busy = false;
         let outcome = match (&attempt.row.preempted, outcome) {
             (Some(why), Outcome::Stopped(_)) => Outcome::Stopped(why.clone()),
+            // A scheduler's words may be of any length.
+            (_, Outcome::Stopped(why)) => Outcome::Stopped(words(&why, WORDS_MAX)),
+            (_, Outcome::NotStarted(why)) => Outcome::NotStarted(words(&why, WORDS_MAX)),
+            (_, Outcome::Refused(why)) => Outcome::Refused(words(&why, WORDS_MAX)),
             (_, other) => other,
         };
         let by_itself = matches!(outcome, Outcome::Exited(_) | Outcome::Signaled(_));

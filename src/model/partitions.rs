@@ -23,7 +23,7 @@ pub struct NodeSet {
 }
 
 /// Part of a capacity report: a Slurm's partitions and its nodes' features. Bounded, the first by name, and it says how many
-/// more there are, so that nobody takes "not named here" for "not there".
+/// more there are, so that nobody takes "not named here" for "not there". An empty list says nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct SlurmReport {
@@ -137,14 +137,18 @@ impl Needs {
 
     /// Partitions that are asked for and certainly not there.
     pub fn partitions_missing(&self, at: &SlurmReport) -> Vec<String> {
-        let known = |name: &str| at.partitions_more > 0 || at.partitions.iter().any(|p| p.name == name);
+        if at.partitions.is_empty() || at.partitions_more > 0 {
+            return Vec::new();
+        }
+        let known = |name: &str| at.partitions.iter().any(|p| p.name == name);
         self.partitions.iter().filter(|p| !known(p)).cloned().collect()
     }
 
     /// Features without which the constraint certainly cannot hold. What needs them on one node, or so many nodes, is
     /// Slurm's to judge.
     pub fn features_missing(&self, at: &SlurmReport) -> Vec<String> {
-        let Some(text) = self.constraint.as_deref().filter(|_| at.features_more == 0) else {
+        let all = !at.features.is_empty() && at.features_more == 0;
+        let Some(text) = self.constraint.as_deref().filter(|_| all) else {
             return Vec::new();
         };
         let names: Vec<&str> = features(text).collect();
@@ -227,11 +231,12 @@ mod tests {
             assert_eq!(needs.features_missing(&at).join(","), missing, "{line}");
             // What is kept of it says the same.
             assert_eq!(Needs::of(&Run::Script(needs.script())), Some(needs.clone()), "{line}");
+            // What was cut, or not said, is not known.
             let cut = SlurmReport { partitions_more: 1, features_more: 1, ..at.clone() };
-            assert!(
-                needs.partitions_missing(&cut).is_empty() && needs.features_missing(&cut).is_empty(),
-                "{line}"
-            );
+            for less in [cut, SlurmReport::default()] {
+                let missing = (needs.partitions_missing(&less), needs.features_missing(&less));
+                assert_eq!(missing, (Vec::new(), Vec::new()), "{line}: {less:?}");
+            }
         }
     }
 }

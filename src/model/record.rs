@@ -14,6 +14,7 @@ use super::array::{ArrayChange, ArrayOf, ArrayState};
 use super::groups::{GroupOf, GroupsChange, GroupsState};
 use super::reserve::{ReserveChange, ReserveState};
 use super::spec::JobSpec;
+use crate::base::text::node_list;
 use crate::base::{
     BoundedVec, ContactId, Epoch, Home, JobId, KeyId, PeerName, Span, SpanId, TraceId, WallTime,
 };
@@ -846,7 +847,7 @@ impl JobRecord {
     fn ran_on(&mut self, epoch: Epoch, nodes: Option<&str>) {
         let Some(last) = self.attempts.as_mut_slice().iter_mut().rfind(|a| a.epoch == epoch) else { return };
         if last.nodes.is_none() {
-            last.nodes = nodes.map(|n| n.chars().filter(|c| !c.is_control()).take(NOTE_MAX).collect());
+            last.nodes = nodes.map(node_list);
         }
     }
 

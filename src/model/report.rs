@@ -98,9 +98,15 @@ impl NodesOut {
         Self { nodes, more }
     }
 
+    /// Only how many they are.
+    pub fn counted(&self) -> Self {
+        let named = u32::try_from(self.nodes.len()).unwrap_or(u32::MAX);
+        Self { nodes: Vec::new(), more: self.more.saturating_add(named) }
+    }
+
     /// All nodes take something.
     pub fn is_empty(&self) -> bool {
-        self.nodes.is_empty()
+        self.nodes.is_empty() && self.more == 0
     }
 }
 

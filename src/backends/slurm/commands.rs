@@ -7,7 +7,7 @@ use std::process::{Output, Stdio};
 
 use async_trait::async_trait;
 use serde_json::Value;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::Command;
 
 use super::driver::{Driver, DriverError, NativeJob, NativeNode, Submission, SubmitError};
@@ -19,6 +19,8 @@ use crate::base::Span;
 const PATIENCE: Span = Span::secs(30);
 /// Bytes of one answer; a cluster of 100,000 jobs stays below.
 const ANSWER_BYTES_MAX: usize = 512 << 20;
+/// Bytes of what it says beside it.
+const WORDS_BYTES_MAX: usize = 16 << 20;
 /// What of the peer's environment the commands, and so the jobs, see.
 const INHERITED: [&str; 9] =
     ["PATH", "HOME", "LANG", "USER", "LOGNAME", "TZ", "LD_LIBRARY_PATH", "SLURM_CONF", "SHELL"];
@@ -62,18 +64,21 @@ impl Commands {
         // A site may have a script in a command's place.
         let group = OwnGroup::of(&child);
         let done = async move {
-            if let (Some(text), Some(mut stdin)) = (input, child.stdin.take()) {
-                // A command that does not read says why itself.
-                let _ = stdin.write_all(text.as_bytes()).await;
-            }
-            let output = child.wait_with_output().await;
+            let (stdin, out, err) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+            let write = async {
+                if let (Some(text), Some(mut stdin)) = (input, stdin) {
+                    // A command that does not read says why itself.
+                    let _ = stdin.write_all(text.as_bytes()).await;
+                }
+                Ok::<(), std::io::Error>(())
+            };
+            let (stdout, stderr) = (all_of(out, ANSWER_BYTES_MAX), all_of(err, WORDS_BYTES_MAX));
+            let ((), stdout, stderr) = tokio::try_join!(write, stdout, stderr)?;
+            let status = child.wait().await?;
             group.over();
-            output
+            Ok(Output { status, stdout, stderr })
         };
         match tokio::time::timeout(PATIENCE.to_std(), done).await {
-            Ok(Ok(output)) if output.stdout.len() > ANSWER_BYTES_MAX => {
-                Err(DriverError(format!("{name}: answered with more than {ANSWER_BYTES_MAX} bytes")))
-            }
             Ok(output) => output.map_err(fault),
             Err(_) => Err(DriverError(format!("{name}: no answer in {} s", PATIENCE.as_secs_f64()))),
         }
@@ -93,6 +98,18 @@ impl Commands {
         let output = self.run("sinfo", &["--version"], None).await?;
         Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
     }
+}
+
+/// All that comes; an error as soon as it is more than it may be.
+async fn all_of(from: Option<impl AsyncRead + Unpin>, max: usize) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    if let Some(from) = from {
+        from.take(max as u64 + 1).read_to_end(&mut bytes).await?;
+    }
+    if bytes.len() > max {
+        return Err(std::io::Error::other(format!("answered with more than {max} bytes")));
+    }
+    Ok(bytes)
 }
 
 /// What a command said of its failure, shortened.
@@ -163,11 +180,12 @@ impl Driver for Commands {
         let whole = |d: &Value| {
             parse::list(d, "nodes").map(|all| all.iter().filter_map(parse::node).collect::<Vec<_>>())
         };
-        let first = self.json("scontrol", &["show", "nodes", "--json"]).await;
+        // Without --all, a partition that is hidden is in no node's list.
+        let first = self.json("scontrol", &["show", "nodes", "--json", "--all"]).await;
         if let Ok(nodes) = first.as_ref().map_err(|e| e.0.clone()).and_then(whole) {
             return Ok(nodes);
         }
-        let document = self.json("sinfo", &["--json"]).await?;
+        let document = self.json("sinfo", &["--json", "--all"]).await?;
         whole(&document).map_err(|e| DriverError(format!("sinfo: {e}")))
     }
 
@@ -272,6 +290,41 @@ mod tests {
         assert_eq!((job.status, job.restarts, job.user.as_str()), (3 << 8, 1, "root"));
         assert_eq!(job.comment, "starling abc-1", "with its blank");
         assert_eq!(one_line("slurm_load_jobs error"), None);
+    }
+
+    fn with(folder: &std::path::Path, name: &str, text: &str) -> Commands {
+        use std::os::unix::fs::PermissionsExt;
+        let file = folder.join(name);
+        std::fs::write(&file, format!("#!/bin/sh\n{text}\n")).expect("writes");
+        let all = std::fs::Permissions::from_mode(0o700);
+        std::fs::set_permissions(&file, all).expect("rights");
+        Commands { bin: Some(folder.into()), conf: None }
+    }
+
+    /// A partition that is hidden from users is one that a script may name.
+    #[tokio::test]
+    async fn nodes_are_asked_for_with_their_hidden_partitions() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let says = r#"case " $* " in *" --all "*) more=',"hidden"';; esac
+echo "{\"nodes\": [{\"name\": \"n1\", \"partitions\": [\"main\"$more]}]}""#;
+        with(folder.path(), "sinfo", says);
+        for scontrol in [says, "echo unknown option; exit 1"] {
+            let nodes = with(folder.path(), "scontrol", scontrol).nodes().await.expect("answers");
+            assert_eq!(nodes[0].partitions, ["main", "hidden"], "{scontrol}");
+        }
+    }
+
+    /// Nor does one that writes before it reads, and more than a pipe holds, wait for ever.
+    #[tokio::test]
+    async fn an_answer_without_end_fills_no_memory() {
+        let endless = tokio::io::repeat(b'x');
+        let error = all_of(Some(endless), 1_000).await.expect_err("too much");
+        assert!(error.to_string().contains("more than 1000 bytes"), "{error}");
+        assert_eq!(all_of(Some(&b"1000"[..]), 4).await.expect("as much as may be"), b"1000");
+        let folder = tempfile::tempdir().expect("a folder");
+        let commands = with(folder.path(), "sbatch", "head -c 300000 /dev/zero; cat > /dev/null; echo 7 >&2");
+        let output = commands.run("sbatch", &[], Some(&"x".repeat(300_000))).await.expect("ends");
+        assert_eq!((output.stdout.len(), output.stderr.as_slice()), (300_000, &b"7\n"[..]));
     }
 
     #[test]

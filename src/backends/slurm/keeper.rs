@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;
-use std::io;
+use std::io::{self, Read, Seek};
 use std::os::unix::fs::DirBuilderExt;
 use std::sync::Mutex;
 
@@ -26,6 +26,7 @@ use crate::backends::local::files::{
 use crate::backends::local::guard::remote::{Answer, Question, What};
 use crate::backends::local::guard::{self, BY_SCHEDULER};
 use crate::backends::local::{clock, parse_key_of};
+use crate::base::text::{WORDS_MAX, words};
 use crate::base::{ContactId, Instant, Span};
 use crate::core::api::{AttemptKey, StartCommand};
 use crate::core::{BackendCommand, BackendEvent};
@@ -41,8 +42,17 @@ const FRESH: Span = Span::secs(5);
 const WHY_PATIENCE: Span = Span::secs(60);
 /// After its time for the end is over, an attempt is ended by scancel too.
 const CANCEL_AFTER: Span = Span::secs(5);
+/// Batch jobs of attempts that are over which wait to be cancelled once more. What is beyond cannot run anything.
+const LEFT_MAX: usize = 10_000;
+/// Slurm's default, where it has not said what it is.
+const KILL_WAIT: Span = Span::secs(30);
+/// Of what a batch script wrote, so much is looked at for its last line,
+const TAIL_BYTES: u64 = 16 << 10;
+/// and so much of that is told.
+const LINE_BYTES: usize = 200;
 /// An adopted attempt that waits in Slurm's queue, and that the core has not asked for again by then, is given up.
 const WANTED_WITHIN: Span = Span::secs(300);
+const UNWANTED: &str = "nobody asked for it after the peer was started again";
 
 /// Where an attempt stands with Slurm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,7 +84,10 @@ struct Live {
     pending_since: Option<Instant>,
     /// The core knows it.
     wanted: bool,
+    /// A cancel is under way, or was taken.
     cancelled: bool,
+    /// One was asked for: what failed may have been done all the same.
+    tidied: bool,
     /// Its guard was told by Slurm to end; since when the reason is waited for.
     asking_why: Option<(Instant, Ended)>,
     /// What it has not told over the line is looked for in files.
@@ -99,9 +112,12 @@ pub struct Keeper {
     pub(super) out: Outbox<Act>,
     live: Mutex<BTreeMap<AttemptKey, Live>>,
     forgotten: Mutex<VecDeque<AttemptKey>>,
+    /// Batch jobs of attempts that are over, by number, which could not be cancelled.
+    left: Mutex<BTreeMap<u64, AttemptKey>>,
     renewals: Renewals,
     map: Mutex<NodeMap>,
-    kill_wait: Mutex<Span>,
+    /// As Slurm said; none where it has not yet.
+    kill_wait: Mutex<Option<Span>>,
 }
 
 impl Keeper {
@@ -117,9 +133,10 @@ impl Keeper {
             out: Outbox::default(),
             live: Mutex::default(),
             forgotten: Mutex::default(),
+            left: Mutex::default(),
             renewals: Renewals::default(),
             map: Mutex::default(),
-            kill_wait: Mutex::new(Span::secs(30)),
+            kill_wait: Mutex::default(),
         })
     }
 
@@ -139,7 +156,10 @@ impl Keeper {
         open(&self.map).clone()
     }
     pub(super) fn set_kill_wait(&self, wait: Span) {
-        *open(&self.kill_wait) = wait;
+        *open(&self.kill_wait) = Some(wait);
+    }
+    pub(super) fn kill_wait(&self) -> Option<Span> {
+        *open(&self.kill_wait)
     }
     /// Attempts that have not ended.
     #[cfg(test)]
@@ -161,7 +181,7 @@ impl Keeper {
         // A guard of an attempt that is over is told so, if its folder is still there.
         let text = match known {
             Some(text) => text,
-            None => read_json::<Kept>(&self.dir(key).file("slurm.json")).ok()?.secret,
+            None => self.kept(key)?.secret,
         };
         HEXLOWER.decode(text.as_bytes()).ok()
     }
@@ -236,10 +256,14 @@ impl Keeper {
     }
 
     fn say_started(&self, key: AttemptKey, started: Started) {
-        if let Some(nodes) = started.nodes {
+        self.say_where(key, started.nodes);
+        self.out.say(BackendEvent::Started { key, at: started.at });
+    }
+
+    fn say_where(&self, key: AttemptKey, nodes: Option<String>) {
+        if let Some(nodes) = nodes {
             self.out.say(BackendEvent::Where { key, nodes });
         }
-        self.out.say(BackendEvent::Started { key, at: started.at });
     }
 
     fn guard_ended(&self, key: AttemptKey, part: &str, ended: Ended) {
@@ -276,7 +300,7 @@ impl Keeper {
     fn start(&self, start: &StartCommand) {
         let key = start.key;
         let dir = self.dir(key);
-        match dir.ended() {
+        match self.closed(key) {
             Ok(Some(ended)) => return self.say_ended(key, ended),
             Ok(None) => {}
             Err(error) => {
@@ -297,7 +321,7 @@ impl Keeper {
             return tracing::warn!(%key, trace = self.dir(key).trace(), "an attempt's folder is there that was not adopted");
         }
         self.renewals.first(start.binding, start.renewed_at);
-        let kill_wait = *open(&self.kill_wait);
+        let kill_wait = self.kill_wait().unwrap_or(KILL_WAIT);
         match prepare::prepare(start, &self.config, &self.map(), kill_wait, &dir) {
             Ok(Some(kept)) => {
                 let live = Live::new(kept, Binding::to(start.binding));
@@ -365,29 +389,54 @@ impl Keeper {
 
     /// Under a name that nothing ever ran under, and now never will.
     fn close_unstarted(&self, key: AttemptKey, outcome: Outcome) {
+        // Slurm's words may be longer than the file may be.
+        let outcome = match outcome {
+            Outcome::NotStarted(why) => Outcome::NotStarted(words(&why, WORDS_MAX)),
+            Outcome::Refused(why) => Outcome::Refused(words(&why, WORDS_MAX)),
+            other => other,
+        };
         let ended = Ended { outcome, started_at: None, at: clock::wall(), output_lost: 0 };
         if let Err(error) = self.dir(key).close_unstarted(&ended) {
             tracing::warn!(%key, trace = self.dir(key).trace(), %error, "that an attempt did not start could not be written");
         }
         open(&self.live).remove(&key);
-        self.say_ended(key, ended);
+        self.say_end(key, ended);
     }
 
     /// Says an end once, whoever told of it first.
     fn drop_live(&self, key: AttemptKey, ended: Ended) {
-        if open(&self.live).remove(&key).is_some() {
-            self.say_ended(key, ended);
-        }
+        let Some(live) = open(&self.live).remove(&key) else { return };
+        if live.announced { self.say_end(key, ended) } else { self.say_ended(key, ended) }
     }
 
+    /// With where it ran: its start may have been told to an earlier run of the peer, or to none.
     fn say_ended(&self, key: AttemptKey, ended: Ended) {
+        let parts = self.kept(key).map_or(0, |kept| kept.parts);
+        if let Ok(Some(started)) = self.started_file(key, parts) {
+            self.say_where(key, started.nodes);
+        }
+        self.say_end(key, ended);
+    }
+
+    fn say_end(&self, key: AttemptKey, ended: Ended) {
         let Ended { outcome, started_at, at, .. } = ended;
         self.out.say(BackendEvent::Ended { key, outcome, started_at, at });
     }
 
+    /// What lies beside an attempt's folder.
+    fn kept(&self, key: AttemptKey) -> Option<Kept> {
+        read_json(&self.dir(key).file("slurm.json")).ok()
+    }
+
+    /// How an attempt ended. Of a gang the launcher's end is not all: its nodes' guards must have ended, too.
+    fn closed(&self, key: AttemptKey) -> io::Result<Option<Ended>> {
+        let open_gang = open(&self.live).get(&key).is_some_and(|l| l.kept.parts > 0);
+        if open_gang { Ok(None) } else { self.dir(key).ended() }
+    }
+
     fn stop(&self, key: AttemptKey, stop: Stop) {
         let dir = self.dir(key);
-        match dir.ended() {
+        match self.closed(key) {
             Ok(Some(ended)) => return self.say_ended(key, ended),
             Ok(None) => {}
             Err(error) => {
@@ -433,7 +482,8 @@ impl Keeper {
                 return tracing::error!(%key, trace = self.dir(key).trace(), %error, "an attempt's end cannot be read");
             }
         }
-        let parts = read_json::<Kept>(&dir.file("slurm.json")).map_or(0, |k| k.parts);
+        open(&self.live).remove(&key);
+        let parts = self.kept(key).map_or(0, |kept| kept.parts);
         for node in self.node_dirs(key, parts) {
             let _ = node.forget();
         }
@@ -461,6 +511,11 @@ impl Keeper {
             // Tried again at the next look.
             return tracing::error!(%key, trace = self.dir(key).trace(), %error, "how an attempt ended could not be written");
         }
+        // A next run of the peer shall not wait for guards that this one has given up.
+        let parts = open(&self.live).get(&key).map_or(0, |l| l.kept.parts);
+        for node in self.node_dirs(key, parts).iter().filter(|node| matches!(node.ended(), Ok(None))) {
+            let _ = node.write_ended(&ended);
+        }
         self.drop_live(key, ended);
     }
 
@@ -475,7 +530,7 @@ impl Keeper {
         live.asking_why = Some((since, ended.clone()));
         let late = clock::now().since(since) > WHY_PATIENCE;
         // Our own cancel is not somebody's wish.
-        let tidied = live.cancelled && live.hold.stop.is_none();
+        let tidied = live.tidied && live.hold.stop.is_none();
         // A list from before its end shows a queue that it has left since; that it is over stays so.
         let seen_at = live.seen_at;
         let native = live.seen.clone().filter(|n| n.state.is_over() || seen_at > since);
@@ -484,7 +539,7 @@ impl Keeper {
             live.number().filter(|_| !native.as_ref().is_some_and(|n| n.state.is_over()) && !live.cancelled);
         let why = native.and_then(|n| why_ended(&n, tidied)).or(late.then_some(None));
         if why.is_some() && left.is_some() {
-            live.cancelled = true;
+            live.cancel();
         }
         drop(all);
         let Some(why) = why else { return };
@@ -523,15 +578,21 @@ impl Keeper {
                     // Slurm ends what is left, and its word that it did counts.
                     let mut all = open(&self.live);
                     let Some(live) = all.get_mut(&key) else { return };
-                    let believed = |n: &NativeJob| n.state.is_over() && n.state != NativeState::NodeFail;
+                    let state = live.seen.as_ref().map(|n| n.state);
                     let lives = matches!(node.locked(), Ok(true));
-                    if lives || !live.seen.as_ref().is_some_and(believed) {
-                        if let Some(id) = live.number()
-                            && clock::now().since(live.since) > CANCEL_AFTER
-                            && !std::mem::replace(&mut live.cancelled, true)
-                        {
-                            drop(all);
+                    let failed = state == Some(NativeState::NodeFail);
+                    if lives || failed || !state.is_some_and(NativeState::is_over) {
+                        let late = clock::now().since(live.since) > CANCEL_AFTER;
+                        let left = live.number().filter(|_| late && !live.cancelled);
+                        if left.is_some() {
+                            live.cancel();
+                        }
+                        drop(all);
+                        if let Some(id) = left {
                             self.out.act(Act::Cancel(key, id));
+                        }
+                        if failed && !lives {
+                            self.fence(key, "its node failed");
                         }
                         return;
                     }
@@ -562,6 +623,32 @@ impl Keeper {
             }
             self.check(key);
             self.overdue(key);
+        }
+        self.cancel_left(jobs);
+    }
+
+    /// A batch job could not be cancelled: it is tried again at the next list.
+    pub(super) fn cancel_failed(&self, key: AttemptKey, id: u64) {
+        if let Some(live) = open(&self.live).get_mut(&key) {
+            live.cancelled = false;
+            return;
+        }
+        let mut left = open(&self.left);
+        if left.len() < LEFT_MAX {
+            left.insert(id, key);
+        }
+    }
+
+    /// An empty list says nothing; what another one does not name is gone, or no more than a place in a queue.
+    fn cancel_left(&self, jobs: &[NativeJob]) {
+        if jobs.is_empty() || open(&self.left).is_empty() {
+            return;
+        }
+        let left = std::mem::take(&mut *open(&self.left));
+        for job in jobs.iter().filter(|j| !j.state.is_over()) {
+            if let Some(key) = left.get(&job.id).filter(|key| job.name == native_name(**key)) {
+                self.out.act(Act::Cancel(*key, job.id));
+            }
         }
     }
 
@@ -617,7 +704,7 @@ impl Keeper {
                 job.reason
             )
         } else if !wanted && age > WANTED_WITHIN {
-            "nobody asked for it after the peer was started again".to_owned()
+            UNWANTED.to_owned()
         } else {
             return;
         };
@@ -734,8 +821,10 @@ impl Keeper {
     /// It is provably not there.
     fn absent(&self, key: AttemptKey) {
         let dir = self.dir(key);
-        if !matches!(dir.ended(), Ok(None)) {
-            return;
+        match dir.ended() {
+            Ok(None) => {}
+            Ok(Some(_)) => return self.launcher_ended(key),
+            Err(_) => return,
         }
         if dir.token_taken() {
             if self.guards_gone(key) != Some(false) {
@@ -743,8 +832,14 @@ impl Keeper {
             }
             return;
         }
-        let known = open(&self.live).get(&key).map(|l| (l.submits, l.wanted));
-        let Some((submits, true)) = known else { return };
+        let known = open(&self.live).get(&key).map(|l| (l.submits, l.wanted, l.since));
+        let Some((submits, wanted, since)) = known else { return };
+        if !wanted {
+            if clock::now().since(since) > WANTED_WITHIN && dir.revoke_token().unwrap_or(false) {
+                self.close_unstarted(key, Outcome::Refused(UNWANTED.into()));
+            }
+            return;
+        }
         if submits < SUBMITS_MAX {
             // It did not begin, and even if the first one comes to light again, only one of them begins.
             tracing::warn!(%key, trace = self.dir(key).trace(), "Slurm lost an attempt that had not begun: submitted again");
@@ -753,6 +848,16 @@ impl Keeper {
         if dir.revoke_token().unwrap_or(false) {
             let why = format!("Slurm lost it {submits} times before it began");
             self.close_unstarted(key, Outcome::Refused(why));
+        }
+    }
+
+    /// Of a gang that is provably not there, a node's guard has not said its end: it is waited for as long as it may live.
+    fn launcher_ended(&self, key: AttemptKey) {
+        self.check(key);
+        let open_gang =
+            open(&self.live).get(&key).is_some_and(|l| l.kept.parts > 0 && l.asking_why.is_none());
+        if open_gang && self.guards_gone(key) != Some(false) {
+            self.fence(key, "Slurm has no record of it any more");
         }
     }
 
@@ -768,7 +873,7 @@ impl Keeper {
             let late = live.hold.stop.is_some_and(|(_, at)| clock::now() > at + CANCEL_AFTER);
             match live.number() {
                 Some(id) if late && !live.cancelled => {
-                    live.cancelled = true;
+                    live.cancel();
                     Some(id)
                 }
                 _ => None,
@@ -801,17 +906,29 @@ impl Keeper {
             if let Some(when) = dir.forgotten() {
                 forgotten.push((when, key));
             } else if let Some(ended) = dir.ended()? {
-                let kept = read_json::<Kept>(&dir.file("slurm.json")).ok();
-                match kept.filter(|_| ended.outcome == Outcome::Stopped(BY_SCHEDULER.into())) {
-                    // Why Slurm ended it is still to be asked.
+                let kept = self.kept(key);
+                let native: Option<u64> = optional(read_json(&dir.file("native.json"))).ok().flatten();
+                let by_slurm = ended.outcome == Outcome::Stopped(BY_SCHEDULER.into());
+                match kept.filter(|kept| by_slurm || kept.parts > 0) {
+                    // Why Slurm ended it is still to be asked; or its nodes' guards may not have ended.
                     Some(kept) => {
+                        let gang = kept.parts > 0;
                         let mut live = Live::new(kept, dir.binding()?);
-                        live.phase = Phase::Submitted;
-                        live.native = optional(read_json(&dir.file("native.json"))).ok().flatten();
-                        live.asking_why = Some((clock::now(), ended));
+                        (live.phase, live.native) = (Phase::Submitted, native);
+                        if gang {
+                            running.push(key);
+                        } else {
+                            live.asking_why = Some((clock::now(), ended));
+                        }
                         open(&self.live).insert(key, live);
                     }
-                    None => over.push((key, ended)),
+                    None => {
+                        // What was to be cancelled may not have been.
+                        if let Some(id) = native {
+                            self.cancel_failed(key, id);
+                        }
+                        over.push((key, ended));
+                    }
                 }
             } else {
                 let kept: Kept = match read_json(&dir.file("slurm.json")) {
@@ -863,7 +980,8 @@ impl Keeper {
 
     /// Writes the nodes down, for a start at which Slurm does not answer.
     pub(super) fn keep_nodes(&self, map: &NodeMap) {
-        if let Err(error) = write_json(&self.config.nodes_file(), &map.groups) {
+        let types = write_json(&self.config.types_file(), &map.types);
+        if let Err(error) = types.and_then(|()| write_json(&self.config.nodes_file(), &map.groups)) {
             tracing::warn!(%error, "the nodes could not be written down");
         }
     }
@@ -895,9 +1013,13 @@ impl Live {
             pending_since: None,
             wanted: true,
             cancelled: false,
+            tidied: false,
             asking_why: None,
             on_line: None,
         }
+    }
+    fn cancel(&mut self) {
+        (self.cancelled, self.tidied) = (true, true);
     }
     fn number(&self) -> Option<u64> {
         self.seen.as_ref().map(|n| n.id).or(self.native)
@@ -952,9 +1074,18 @@ fn gang_outcome(whole: Ended, nodes: &[Ended]) -> Ended {
 
 /// The end of what the batch script itself wrote.
 fn last_line(dir: &AttemptDir) -> String {
-    let text = fs::read_to_string(dir.file("slurm.out")).unwrap_or_default();
+    let tail = || -> io::Result<Vec<u8>> {
+        let mut file = fs::File::open(dir.file("slurm.out"))?;
+        let from = file.metadata()?.len().saturating_sub(TAIL_BYTES);
+        file.seek(io::SeekFrom::Start(from))?;
+        let mut tail = Vec::new();
+        file.take(TAIL_BYTES).read_to_end(&mut tail)?;
+        Ok(tail)
+    };
+    let tail = tail().unwrap_or_default();
+    let text = String::from_utf8_lossy(&tail);
     let line = text.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or("it wrote nothing");
-    line.chars().take(200).collect()
+    words(line, LINE_BYTES)
 }
 
 #[cfg(test)]

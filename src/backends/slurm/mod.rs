@@ -135,6 +135,9 @@ impl SlurmConfig {
     fn nodes_file(&self) -> PathBuf {
         self.shared.join("nodes.json")
     }
+    fn types_file(&self) -> PathBuf {
+        self.shared.join("gpu-types.json")
+    }
     fn partitions(&self) -> Vec<String> {
         self.partition.iter().flat_map(|p| p.split(',')).map(str::to_owned).collect()
     }
@@ -217,6 +220,15 @@ fn place_guard(from: &Path, to: &Path) -> std::io::Result<()> {
     std::fs::rename(&aside, to)
 }
 
+/// Asked until Slurm has said it: guards reckon with it.
+async fn ask_kill_wait(keeper: &Keeper, driver: &dyn Driver) {
+    if keeper.kill_wait().is_none()
+        && let Some(wait) = driver.kill_wait().await
+    {
+        keeper.set_kill_wait(Span::secs(wait));
+    }
+}
+
 fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
@@ -232,9 +244,7 @@ impl Backend for SlurmBackend {
         place_guard(&config.self_exe, &config.guard_path())
             .map_err(|e| anyhow::anyhow!("the guard's copy {}: {e}", config.guard_path().display()))?;
         let mut notes = vec![format!("Slurm is reached by {}", self.driver.describe())];
-        if let Some(wait) = self.driver.kill_wait().await {
-            self.keeper.set_kill_wait(Span::secs(wait));
-        }
+        ask_kill_wait(&self.keeper, &*self.driver).await;
         let nodes = match self.driver.nodes().await {
             Ok(nodes) if !nodes.is_empty() => {
                 let map = NodeMap::new(&nodes, &config.partitions(), &config.gpu_names);
@@ -249,6 +259,8 @@ impl Backend for SlurmBackend {
             none => {
                 let why = none.err().map_or_else(|| "it names no node".to_owned(), |error| error.to_string());
                 notes.push(format!("Slurm does not answer, its nodes are taken as they last were: {why}"));
+                let types = optional(read_json(&config.types_file())).ok().flatten().unwrap_or_default();
+                self.keeper.set_map(NodeMap::of_types(types));
                 optional(read_json::<Vec<NodeCapacity>>(&config.nodes_file()))
                     .ok()
                     .flatten()
@@ -360,7 +372,8 @@ impl Watch {
             },
             Act::Cancel(key, id) => {
                 if let Err(error) = self.driver.cancel(id, &prepare::native_name(key)).await {
-                    tracing::warn!(%key, id, %error, "a batch job could not be cancelled");
+                    tracing::warn!(%key, id, %error, "a batch job could not be cancelled, it is tried again");
+                    keeper.cancel_failed(key, id);
                 }
             }
         }
@@ -423,6 +436,7 @@ impl Watch {
     }
 
     async fn look_at_nodes(&self, no_nodes: &mut Doubt) {
+        ask_kill_wait(&self.keeper, &*self.driver).await;
         match self.driver.nodes().await {
             Ok(nodes) if !no_nodes.believes(nodes.is_empty()) => {
                 tracing::info!(

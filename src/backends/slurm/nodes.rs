@@ -28,6 +28,9 @@ pub struct NodeMap {
     known: bool,
 }
 
+/// Groups of nodes that are told apart: where nearly every node is a little different, a report would have no room for all.
+const GROUPS_MAX: usize = 48;
+
 /// Why a job waits that would start if there were room; one that is held, or waits for a time or another job, would not.
 const WAITS_FOR_ROOM: [&str; 4] = ["", "None", "Resources", "Priority"];
 
@@ -57,6 +60,26 @@ fn model_of(node: &NativeNode, names: &BTreeMap<String, String>) -> Option<Strin
     })
 }
 
+/// A node and its GPUs' model.
+type Of<'n> = (Option<String>, &'n NativeNode);
+/// Nodes by model and number of GPUs, CPUs and memory.
+type Alike<'n> = BTreeMap<(Option<String>, u32, u64, u64), Vec<&'n NativeNode>>;
+
+/// Nodes whose CPUs and memory are the same in so many leading bits.
+fn alike<'n>(nodes: &[Of<'n>], bits: u32) -> Alike<'n> {
+    let coarse = |n: u64| {
+        let less = (u64::BITS - n.leading_zeros()).saturating_sub(bits);
+        n >> less << less
+    };
+    let mut alike = Alike::new();
+    for (model, node) in nodes {
+        let gpus = node.gpus.as_ref().map_or(0, |(_, n)| *n);
+        let key = (model.clone(), gpus, coarse(node.cpus.into()), coarse(node.memory.0));
+        alike.entry(key).or_default().push(node);
+    }
+    alike
+}
+
 impl NodeMap {
     /// Of the partitions that are used (all where none is named).
     pub fn new(nodes: &[NativeNode], partitions: &[String], names: &BTreeMap<String, String>) -> Self {
@@ -68,7 +91,7 @@ impl NodeMap {
         }));
         let known = !nodes.is_empty();
         let mut map = Self { partitions: partitions.to_vec(), known, report, ..Self::default() };
-        let mut alike: BTreeMap<(Option<String>, u32, u32, u64), Vec<&NativeNode>> = BTreeMap::new();
+        let mut usable: Vec<Of> = Vec::new();
         for node in nodes {
             if !partitions.is_empty() && !node.partitions.iter().any(|p| partitions.contains(p)) {
                 continue;
@@ -78,14 +101,20 @@ impl NodeMap {
                 continue;
             }
             let model = model_of(node, names);
-            let gpus = node.gpus.as_ref().map_or(0, |(_, n)| *n);
             if let (Some(model), Some((kind, _))) = (&model, &node.gpus) {
                 map.types.entry(model.clone()).or_insert_with(|| kind.clone());
             }
-            alike.entry((model, gpus, node.cpus, node.memory.0)).or_default().push(node);
+            usable.push((model, node));
+        }
+        let mut groups = alike(&usable, u64::BITS);
+        for bits in (1..=6).rev() {
+            if groups.len() <= GROUPS_MAX {
+                break;
+            }
+            groups = alike(&usable, bits);
         }
         let mut next = 0_u32;
-        for ((model, gpus, cpus, memory), mut same) in alike {
+        for ((model, gpus, ..), mut same) in groups {
             same.sort_by(|a, b| a.name.cmp(&b.name));
             for node in &same {
                 map.index.insert(node.name.clone(), next);
@@ -97,12 +126,18 @@ impl NodeMap {
                 gpus,
                 gpu_memory: model.as_deref().and_then(gpu::memory).unwrap_or_default(),
                 gpu_model: model,
-                cpus: MilliCpu(u64::from(cpus) * 1_000),
-                memory: Bytes(memory),
+                // What each of them has.
+                cpus: MilliCpu(same.iter().map(|n| u64::from(n.cpus) * 1_000).min().unwrap_or_default()),
+                memory: same.iter().map(|n| n.memory).min().unwrap_or_default(),
                 declared: false,
             });
         }
         map
+    }
+
+    /// For a start at which Slurm does not answer: what GPUs are asked for by.
+    pub(super) fn of_types(types: BTreeMap<String, String>) -> Self {
+        Self { types, ..Self::default() }
     }
 
     /// The state of the cluster, from one list of jobs. `ours` names the attempt of a job that is this peer's.
@@ -216,6 +251,29 @@ mod tests {
         assert!(NodeMap::new(&nodes, &["other".into()], &BTreeMap::new()).groups.is_empty());
         let named = BTreeMap::from([("h100".to_owned(), "H100-NVL".to_owned())]);
         assert!(NodeMap::new(&nodes, &[], &named).types.contains_key("H100-NVL"));
+    }
+
+    /// Memory as each node measured it: all in one report, and none offers more than each of its nodes has.
+    #[test]
+    fn nodes_that_differ_a_little_are_put_together_where_they_would_be_too_many() {
+        let of = |n: u64| NativeNode {
+            cpus: 64 + (n % 3) as u32,
+            memory: Bytes::mib(512_000 + 17 * n),
+            ..node(&format!("n{n:04}"), true, Some(("h100", 8)))
+        };
+        let few: Vec<NativeNode> = (0..48).map(of).collect();
+        assert_eq!(NodeMap::new(&few, &[], &BTreeMap::new()).groups.len(), 48, "as they are");
+        let many: Vec<NativeNode> = (0..1_000).map(of).chain([node("small", true, None)]).collect();
+        let map = NodeMap::new(&many, &[], &BTreeMap::new());
+        assert!(map.groups.len() <= GROUPS_MAX, "{}", map.groups.len());
+        assert_eq!(map.groups.iter().map(|g| g.count).sum::<u32>(), 1_001);
+        let of_node: Vec<&NodeCapacity> =
+            map.groups.iter().flat_map(|g| std::iter::repeat_n(g, g.count as usize)).collect();
+        for node in &many {
+            let group = of_node[map.index[&node.name] as usize];
+            assert!(group.memory <= node.memory && group.cpus.0 <= u64::from(node.cpus) * 1_000);
+            assert!(group.memory.0 * 2 > node.memory.0, "not much less either: {group:?}");
+        }
     }
 
     #[test]

@@ -4,22 +4,39 @@
 //! Numbers are plain, text, or `{"set": true, "infinite": false, "number": N}`; states are a word or a list of
 //! words; an exit code is a raw wait status or an object.
 
+use std::collections::HashMap;
+
 use serde_json::Value;
 
 use super::driver::{NativeJob, NativeNode, NativeState, Part};
 use crate::base::Bytes;
+use crate::base::text::{self, WORDS_MAX};
 
 /// Nodes of one list that are expanded.
 const HOSTS_MAX: usize = 100_000;
 /// Digits of a number in a host's name.
 const DIGITS_MAX: usize = 20;
+/// Brackets of one item of a list,
+const BRACKETS_MAX: usize = 16;
+/// and bytes of it outside of them.
+const HOST_BYTES_MAX: usize = 255;
+
+/// What no node has more of: a report with more is none, and the books would fill the memory.
+const CPUS_MAX: u32 = 1_000_000;
+const MEMORY_MAX: Bytes = Bytes(1 << 60);
+const GPUS_MAX: u32 = 10_000;
 
 /// A list under a key. None where the document is not whole or says that it failed.
 pub fn list<'a>(document: &'a Value, key: &str) -> Result<&'a Vec<Value>, String> {
     if let Some(errors) = document.get("errors").and_then(Value::as_array).filter(|e| !e.is_empty()) {
-        return Err(errors.iter().map(error_text).collect::<Vec<_>>().join("; "));
+        return Err(error_texts(errors));
     }
     document.get(key).and_then(Value::as_array).ok_or_else(|| format!("the answer has no {key}"))
+}
+
+/// What the first entries of `errors` say, shortened.
+pub fn error_texts(errors: &[Value]) -> String {
+    text::words(&errors.iter().take(4).map(error_text).collect::<Vec<_>>().join("; "), WORDS_MAX)
 }
 
 /// What an entry of `errors` says.
@@ -153,10 +170,14 @@ fn parts(value: &Value) -> Vec<Part> {
             r.get("allocated_nodes").or_else(|| r.get("nodes").and_then(|n| n.get("allocation")))
         }));
     let cores_in_all: u64 = each.iter().copied().map(cores).sum();
-    let of_node =
-        |name: &str| each.iter().find(|a| text(a, "nodename") == *name || text(a, "name") == *name).copied();
+    let mut by_name: HashMap<&str, &Value> = HashMap::new();
+    for &node in &each {
+        for name in ["nodename", "name"].into_iter().filter_map(|key| node.get(key)?.as_str()) {
+            by_name.entry(name).or_insert(node);
+        }
+    }
     let part = |(i, name): (usize, &String)| {
-        let here = of_node(name);
+        let here = by_name.get(name.as_str()).copied();
         let memory = here
             .and_then(|h| {
                 h.get("memory_allocated")
@@ -297,7 +318,8 @@ pub fn gpus_of(text: &str) -> Option<(String, u32)> {
 
 /// One node; none where it has no name.
 pub fn node(value: &Value) -> Option<NativeNode> {
-    let name = Some(text(value, "name")).filter(|n| !n.is_empty())?;
+    let named = |n: &String| !n.is_empty() && n.len() <= HOST_BYTES_MAX && !n.contains(char::is_control);
+    let name = Some(text(value, "name")).filter(named)?;
     let mut states = words(value.get("state"));
     states.extend(words(value.get("state_flags")));
     let bad = [
@@ -326,17 +348,22 @@ pub fn node(value: &Value) -> Option<NativeNode> {
         "INVALID_REG",
     ];
     let good = ["IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED", "CLOUD"];
-    let usable = !states.is_empty()
+    let cpus = count(value, "cpus").unwrap_or(0);
+    let memory = Bytes(value.get("real_memory").and_then(number).unwrap_or(0).saturating_mul(1 << 20));
+    let gpus = gpus_of(&text(value, "gres")).filter(|(_, n)| *n > 0);
+    let sane = cpus <= CPUS_MAX && memory <= MEMORY_MAX && gpus.as_ref().is_none_or(|(_, n)| *n <= GPUS_MAX);
+    let usable = sane
+        && !states.is_empty()
         && states.iter().any(|w| good.contains(&w.as_str()))
         && !states.iter().any(|w| bad.contains(&w.trim_end_matches('*')));
-    let reason = text(value, "reason");
+    let reason = if sane { text(value, "reason") } else { "no node has that much".into() };
     let state = states.join("+") + &if reason.is_empty() { String::new() } else { format!(" ({reason})") };
     Some(NativeNode {
         usable,
         state,
-        cpus: count(value, "cpus").unwrap_or(0),
-        memory: Bytes(value.get("real_memory").and_then(number).unwrap_or(0).saturating_mul(1 << 20)),
-        gpus: gpus_of(&text(value, "gres")).filter(|(_, n)| *n > 0),
+        cpus,
+        memory,
+        gpus,
         partitions: texts(value.get("partitions")),
         features: features(value),
         name,
@@ -356,53 +383,51 @@ fn features(value: &Value) -> Vec<String> {
 
 /// Expands `a[1-3,07-09]-x,b`, one or more brackets. What cannot be read is no host.
 pub fn hosts(text: &str) -> Vec<String> {
-    let (mut found, mut steps) = (Vec::new(), 2 * HOSTS_MAX);
-    let (mut depth, mut item) = (0_i32, String::new());
-    for c in text.chars().chain([',']) {
+    let mut found = Vec::new();
+    let (mut depth, mut start) = (0_i32, 0);
+    for (at, c) in text.char_indices().chain([(text.len(), ',')]) {
         match c {
-            '[' => depth += 1,
-            ']' => depth -= 1,
-            _ => {}
-        }
-        if c == ',' && depth == 0 {
-            if !item.is_empty() {
-                expand(&item, &mut found, &mut steps);
+            '[' => depth = depth.saturating_add(1),
+            ']' => depth = depth.saturating_sub(1),
+            ',' if depth == 0 => {
+                found.extend(expand(text.get(start..at).unwrap_or_default(), HOSTS_MAX - found.len()));
+                start = at + 1;
             }
-            item.clear();
-        } else {
-            item.push(c);
+            _ => {}
         }
     }
     found
 }
 
-/// In so many steps at most: what follows a bracket may name nothing, however often it is tried.
-fn expand(item: &str, found: &mut Vec<String>, steps: &mut usize) {
-    if *steps == 0 || found.len() >= HOSTS_MAX {
-        return;
+/// The first hosts of one item of a list, at most so many.
+fn expand(item: &str, most: usize) -> Vec<String> {
+    if matches!(item, "" | "(null)" | "None" | "N/A") || most == 0 {
+        return Vec::new();
     }
-    *steps -= 1;
-    let Some((before, rest)) = item.split_once('[') else {
-        if !matches!(item, "(null)" | "None" | "N/A") {
-            found.push(item.to_owned());
+    let (before, mut rest) = item.split_at(item.find('[').unwrap_or(item.len()));
+    let mut names = vec![before.to_owned()];
+    let (mut brackets, mut plain) = (0, before.len());
+    while let Some(inner) = rest.strip_prefix('[') {
+        let Some((ranges, after)) = inner.split_once(']') else { return Vec::new() };
+        let (literal, next) = after.split_at(after.find('[').unwrap_or(after.len()));
+        (brackets, plain, rest) = (brackets + 1, plain + literal.len(), next);
+        if brackets > BRACKETS_MAX || plain > HOST_BYTES_MAX {
+            return Vec::new();
         }
-        return;
-    };
-    let Some((ranges, after)) = rest.split_once(']') else { return };
-    for range in ranges.split(',') {
-        let (low, high) = range.split_once('-').unwrap_or((range, range));
-        let width = low.len();
-        let (Ok(from), Ok(to)) = (low.parse::<u64>(), high.parse::<u64>()) else { continue };
-        if width > DIGITS_MAX {
-            continue;
-        }
-        for n in from..=to {
-            if *steps == 0 || found.len() >= HOSTS_MAX {
-                return;
-            }
-            expand(&format!("{before}{n:0width$}{after}"), found, steps);
-        }
+        let numbers: Vec<String> = ranges.split(',').filter_map(range).flatten().take(most).collect();
+        let more =
+            |name: &String| numbers.iter().map(move |n| format!("{name}{n}{literal}")).collect::<Vec<_>>();
+        names = names.iter().flat_map(more).take(most).collect();
     }
+    if plain > HOST_BYTES_MAX { Vec::new() } else { names }
+}
+
+/// The numbers of `07-09`, as wide as the first.
+fn range(text: &str) -> Option<impl Iterator<Item = String> + use<>> {
+    let (low, high) = text.split_once('-').unwrap_or((text, text));
+    let width = low.len();
+    let (from, to) = (low.parse::<u64>().ok()?, high.parse::<u64>().ok()?);
+    (width <= DIGITS_MAX).then(|| (from..=to).map(move |n| format!("{n:0width$}")))
 }
 
 #[cfg(test)]

@@ -127,6 +127,27 @@ fn nodes_of_both_shapes() {
     }
 }
 
+/// One figure that cannot be true would keep the report of all nodes back.
+#[test]
+fn a_node_with_more_than_any_has_is_left_out() {
+    let idle = json!({"name": "n", "state": "idle", "cpus": 8, "real_memory": 8000, "gres": "gpu:4"});
+    assert!(node(&idle).expect("a node").usable);
+    for (field, value) in [
+        ("cpus", json!(4_000_000)),
+        ("real_memory", json!(1e300)),
+        ("gres", json!("gpu:h100:4000000000")),
+        ("gres", json!("gpu:a:9000,gpu:b:9000")),
+    ] {
+        let mut wrong = idle.clone();
+        wrong[field] = value;
+        let node = node(&wrong).expect("a node");
+        assert!(!node.usable && node.state.contains("no node has that much"), "{node:?}");
+    }
+    for name in ["", "n\u{1b}", &"n".repeat(256)] {
+        assert_eq!(node(&json!({"name": name, "state": "idle"})), None, "{name}");
+    }
+}
+
 #[test]
 fn an_answer_with_errors_or_without_its_list_is_none() {
     assert_eq!(list(&json!({"jobs": [], "errors": []}), "jobs").map(Vec::len), Ok(0));

@@ -32,6 +32,8 @@ const VERSIONS: [u32; 9] = [44, 43, 42, 41, 40, 39, 38, 37, 36];
 const OBJECTS_FROM: u32 = 40;
 /// Slurm's number for "Invalid job id specified".
 const NO_SUCH_JOB: i64 = 2017;
+/// Numbers of slurmctld's own answers.
+const OWN_NUMBERS: std::ops::Range<i64> = 2_000..2_200;
 /// Where distributions put the socket.
 const SOCKETS: [&str; 3] =
     ["/run/slurmrestd/slurmrestd.socket", "/run/slurmrestd.socket", "/var/lib/slurmrestd.socket"];
@@ -126,7 +128,12 @@ pub fn driver(config: &SlurmConfig) -> anyhow::Result<Arc<dyn Driver>> {
 }
 
 impl Rest {
-    async fn send(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Value, Fault> {
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<(StatusCode, Value), Fault> {
         let said = |e: &dyn std::fmt::Display| DriverError(format!("slurmrestd: {path}: {e}"));
         let fault = |e: &dyn std::fmt::Display| Fault::Other(said(e));
         let mut request = Request::builder().method(method).uri(path).header(header::HOST, "localhost");
@@ -151,12 +158,11 @@ impl Rest {
         };
         let answer = tokio::time::timeout(PATIENCE.to_std(), asked).await;
         let (status, bytes) = answer.map_err(|_| fault(&"no answer in time"))?.map_err(|e| fault(&e))?;
-        let no_job = |answer: &Value| failures(answer).iter().any(|(number, _)| *number == NO_SUCH_JOB);
         match serde_json::from_slice::<Value>(&bytes) {
             Ok(answer) if status == StatusCode::NOT_FOUND && !no_job(&answer) => {
                 Err(Fault::NoPath(said(&status)))
             }
-            Ok(answer) => Ok(answer),
+            Ok(answer) => Ok((status, answer)),
             Err(_) if status == StatusCode::NOT_FOUND => Err(Fault::NoPath(said(&status))),
             Err(_) if !status.is_success() => Err(fault(&format!("{status}: {}", few_words(&bytes)))),
             Err(e) => Err(fault(&format!("its answer is not whole JSON: {e}"))),
@@ -167,18 +173,25 @@ impl Rest {
     async fn version(&self) -> Result<u32, DriverError> {
         open(&self.rests).may_ask(clock::now())?;
         let mut known = self.version.lock().await;
+        // It may have failed for the one that was waited for.
+        open(&self.rests).may_ask(clock::now())?;
         if let Some(version) = *known {
             return Ok(version);
         }
         let mut last = DriverError("slurmrestd: it speaks no version that is known here".into());
         for version in VERSIONS {
-            match self.send(Method::GET, &format!("/slurm/v0.0.{version}/ping"), None).await {
-                Ok(answer) if answer.get("meta").is_some() && answer.get("pings").is_some() => {
+            let path = format!("/slurm/v0.0.{version}/ping");
+            match self.send(Method::GET, &path, None).await {
+                // One that fails would fail, or be waited for, once a version.
+                Ok((status, answer)) if !status.is_success() => {
+                    last = refused(&path, status, &answer);
+                    break;
+                }
+                Ok((_, answer)) if answer.get("meta").is_some() && answer.get("pings").is_some() => {
                     *known = Some(version);
                     return Ok(version);
                 }
                 Ok(_) | Err(Fault::NoPath(_)) => {}
-                // One that fails would fail, or be waited for, once a version.
                 Err(Fault::Other(error)) => {
                     last = error;
                     break;
@@ -197,31 +210,53 @@ impl Rest {
         what: &str,
         body: Option<&Value>,
     ) -> Result<Value, DriverError> {
-        let answer = self.send(method, &format!("/slurm/v0.0.{version}/{what}"), body).await;
-        match answer {
-            Ok(answer) => {
+        let path = format!("/slurm/v0.0.{version}/{what}");
+        let gets = method == Method::GET;
+        let error = match self.send(method, &path, body).await {
+            // Slurm's own no comes with any status, and slurmrestd did not fail.
+            Ok((status, answer))
+                if no_job(&answer)
+                    || status.is_success() && !(gets && says_failed(&answer))
+                    || !gets && slurms_own(&answer) =>
+            {
                 *open(&self.rests) = Rests::default();
-                Ok(answer)
+                return Ok(answer);
             }
+            Ok((status, answer)) => refused(&path, status, &answer),
             Err(fault) => {
                 if matches!(fault, Fault::NoPath(_)) {
                     // Slurm was upgraded under the running peer.
                     *self.version.lock().await = None;
                 }
-                let error = DriverError::from(fault);
-                open(&self.rests).failed(clock::now(), self.interval, &error);
-                Err(error)
+                fault.into()
             }
-        }
+        };
+        open(&self.rests).failed(clock::now(), self.interval, &error);
+        Err(error)
     }
 
     async fn get(&self, what: &str) -> Result<Value, DriverError> {
         let version = self.version().await?;
         self.ask(Method::GET, version, what, None).await
     }
+
+    /// Its DELETE knows no name: whose number it is now is looked at first.
+    async fn delete(&self, id: u64, name: &str) -> Result<(), DriverError> {
+        match self.job(id).await? {
+            Some(job) if job.name == name && !job.state.is_over() => {}
+            _ => return Ok(()),
+        }
+        let version = self.version().await?;
+        let answer = self.ask(Method::DELETE, version, &format!("job/{id}"), None).await?;
+        let failed = failures(&answer);
+        if failed.iter().all(|number| matches!(*number, 0 | NO_SUCH_JOB)) {
+            return Ok(());
+        }
+        Err(DriverError(format!("slurmrestd: {}", error_words(&answer))))
+    }
 }
 
-/// The beginning of an answer that is no JSON.
+/// The beginning of an answer.
 fn few_words(bytes: &[u8]) -> String {
     let text: String = String::from_utf8_lossy(bytes).chars().filter(|c| !c.is_control()).take(120).collect();
     text.trim().to_owned()
@@ -249,14 +284,38 @@ async fn exchange<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
     }
 }
 
-/// What an answer says of failures.
-fn failures(answer: &Value) -> Vec<(i64, String)> {
-    let all = answer.get("errors").and_then(Value::as_array);
-    let one = |e: &Value| {
-        let number = e.get("error_number").or_else(|| e.get("error_code")).and_then(Value::as_i64);
-        (number.unwrap_or(0), parse::error_text(e))
-    };
-    all.map(|a| a.iter().map(one).collect()).unwrap_or_default()
+fn errors(answer: &Value) -> &[Value] {
+    answer.get("errors").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default()
+}
+
+/// The numbers of what an answer says of failures.
+fn failures(answer: &Value) -> Vec<i64> {
+    let number = |e: &Value| e.get("error_number").or_else(|| e.get("error_code")).and_then(Value::as_i64);
+    errors(answer).iter().map(|e| number(e).unwrap_or(0)).collect()
+}
+
+/// Its words, shortened.
+fn error_words(answer: &Value) -> String {
+    parse::error_texts(errors(answer))
+}
+
+fn says_failed(answer: &Value) -> bool {
+    !errors(answer).is_empty()
+}
+
+fn no_job(answer: &Value) -> bool {
+    failures(answer).contains(&NO_SUCH_JOB)
+}
+
+/// All that it says of failures is slurmctld's own answer; the rest is trouble on the way.
+fn slurms_own(answer: &Value) -> bool {
+    let failed = failures(answer);
+    !failed.is_empty() && failed.iter().all(|number| OWN_NUMBERS.contains(number))
+}
+
+/// An answer with a status that is none of success, in words.
+fn refused(path: &str, status: StatusCode, answer: &Value) -> DriverError {
+    DriverError(format!("slurmrestd: {path}: {status}: {}", few_words(error_words(answer).as_bytes())))
 }
 
 /// The body of a submission. None where an option has no place in the API.
@@ -325,9 +384,7 @@ impl Driver for Rest {
 
     async fn job(&self, id: u64) -> Result<Option<NativeJob>, DriverError> {
         let asked = match self.get(&format!("job/{id}")).await {
-            Ok(answer) if failures(&answer).iter().any(|(number, _)| *number == NO_SUCH_JOB) => {
-                return Ok(None);
-            }
+            Ok(answer) if no_job(&answer) => return Ok(None),
             Ok(answer) => whole(&answer, "jobs", parse::job),
             Err(error) => Err(error),
         };
@@ -363,26 +420,19 @@ impl Driver for Rest {
             (true, Some(id)) => Ok(id),
             (true, None) => Err(SubmitError::Unknown("slurmrestd: it gave no job id".into())),
             (false, _) => {
-                let text = failed.iter().map(|(_, t)| t.as_str()).collect::<Vec<_>>().join("; ");
-                let text = format!("slurmrestd: {text}");
-                // 2000 to 2199 are slurmctld's own answers to a submission; the rest is trouble on the way.
-                let no = failed.iter().all(|(number, _)| (2_000..2_200).contains(number));
-                Err(if no { SubmitError::Refused(text) } else { SubmitError::Unknown(text) })
+                let text = format!("slurmrestd: {}", error_words(&answer));
+                Err(if slurms_own(&answer) { SubmitError::Refused(text) } else { SubmitError::Unknown(text) })
             }
         }
     }
 
     async fn cancel(&self, id: u64, name: &str) -> Result<(), DriverError> {
-        // Its DELETE knows no name: whose number it is now is looked at first.
-        match self.job(id).await? {
-            Some(job) if job.name == name && !job.state.is_over() => {}
-            _ => return Ok(()),
-        }
-        let version = self.version().await?;
-        let answer = self.ask(Method::DELETE, version, &format!("job/{id}"), None).await?;
-        match failures(&answer).into_iter().find(|(number, _)| *number != 0 && *number != NO_SUCH_JOB) {
-            None => Ok(()),
-            Some((_, text)) => Err(DriverError(format!("slurmrestd: {text}"))),
+        // While slurmrestd is left alone, too: scancel goes by number and name.
+        match self.delete(id, name).await {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                self.commands.cancel(id, name).await.map_err(|e| DriverError(format!("{error}; {e}")))
+            }
         }
     }
 

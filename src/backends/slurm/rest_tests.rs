@@ -58,7 +58,7 @@ impl Server {
         let peer = PeerName::new("here").expect("a name");
         let mut config = SlurmConfig::new(folder.join("shared"), "/bin/true".into(), peer);
         (config.rest, config.token) = (Some(self.address.clone()), Some(token));
-        (config.bin, config.interval) = (Some("/nonexistent".into()), interval);
+        (config.bin, config.interval) = (Some(folder.join("bin")), interval);
         driver(&config).expect("a way")
     }
 }
@@ -168,4 +168,129 @@ async fn a_token_is_sent_as_the_file_has_it_now() {
     assert!(error.0.contains("401") && error.0.contains("Authentication failure"), "{error}");
     std::fs::remove_file(folder.path().join("token")).expect("removes");
     assert!(driver.jobs().await.is_err_and(|e| e.0.contains("No such file")), "no token, no question");
+}
+
+/// Writes its words down, in the place of a command.
+fn command(folder: &std::path::Path, name: &str, more: &str) {
+    use std::os::unix::fs::PermissionsExt;
+    let bin = folder.join("bin");
+    std::fs::create_dir_all(&bin).expect("a folder");
+    let text = format!("#!/bin/sh\necho {name} \"$@\" >> {}\n{more}\n", folder.join("said").display());
+    std::fs::write(bin.join(name), text).expect("writes");
+    let all = std::fs::Permissions::from_mode(0o700);
+    std::fs::set_permissions(bin.join(name), all).expect("rights");
+}
+
+/// What is cancelled while slurmrestd fails, or is left alone, is cancelled by the command, by number and name.
+#[tokio::test]
+async fn a_cancel_is_not_lost_while_slurmrestd_is_left_alone() {
+    let running = json!({"errors": [], "jobs": [{"job_id": 7, "name": "mine", "job_state": "RUNNING"}]});
+    let fails = Arc::new(Mutex::new(true));
+    for only_delete in [false, true] {
+        let folder = tempfile::tempdir().expect("a folder");
+        command(
+            folder.path(),
+            "scontrol",
+            "echo 'JobId=7 JobName=mine UserId=u(1) JobState=RUNNING Reason=None '",
+        );
+        command(folder.path(), "scancel", "");
+        let (now, text, asked) = (fails.clone(), running.to_string(), Mutex::new(0));
+        let server = Server::start(move |path| {
+            if !only_delete && *open(&now) {
+                return (500, "internal error".into());
+            }
+            match path.rsplit('/').next() {
+                Some("ping") => ping(),
+                // The first one about it looks at it, the second would end it.
+                _ => {
+                    *open(&asked) += 1;
+                    if *open(&asked) > 1 { (500, "no".into()) } else { (200, text.clone()) }
+                }
+            }
+        })
+        .await;
+        let driver = server.driver(folder.path(), Span::secs(3_600));
+        if !only_delete {
+            assert!(driver.jobs().await.is_err(), "left alone from here on");
+        }
+        driver.cancel(7, "mine").await.expect("cancels");
+        let said = std::fs::read_to_string(folder.path().join("said")).expect("a command ran");
+        assert!(said.lines().any(|l| l == "scancel --name=mine 7"), "{only_delete}: {said}");
+    }
+}
+
+/// Errors in JSON are a failure like any other, but for Slurm's own no.
+#[tokio::test]
+async fn an_answer_that_failed_counts_as_failed_unless_slurm_itself_says_no() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let says = |number: i64| json!({"errors": [{"error_number": number, "error": "words"}], "jobs": []});
+    let server = Server::start(move |path| match path.rsplit('/').next() {
+        Some("ping") => ping(),
+        Some("submit") => (500, says(2_000).to_string()),
+        Some("9") => (500, says(NO_SUCH_JOB).to_string()),
+        Some("nodes") => (401, says(1_007).to_string()),
+        // As some do whose slurmctld is away.
+        Some("5") => (200, says(1_800).to_string()),
+        _ => (500, json!({"errors": [], "jobs": []}).to_string()),
+    })
+    .await;
+    let submission = Submission {
+        name: "n".into(),
+        comment: "c".into(),
+        script: "#!/bin/sh\n".into(),
+        folder: "/f".into(),
+        output: "/f/o".into(),
+        options: Vec::new(),
+    };
+    for what in ["nodes", "jobs", "job"] {
+        let driver = server.driver(folder.path(), Span::secs(3_600));
+        for _ in 0..2 {
+            assert_eq!(driver.job(9).await, Ok(None));
+            let no = driver.submit(&submission).await.expect_err("refused");
+            assert!(matches!(no, SubmitError::Refused(text) if text.contains("words")));
+        }
+        let before = server.asked().len();
+        for _ in 0..3 {
+            if what == "nodes" {
+                let error = driver.nodes().await.expect_err("fails");
+                assert!(error.0.contains("401") && error.0.contains("words"), "{error}");
+            } else if what == "job" {
+                assert!(driver.job(5).await.is_err_and(|e| e.0.contains("words")));
+            } else {
+                assert!(driver.jobs().await.is_err(), "no list from an answer with status 500");
+            }
+        }
+        assert_eq!(server.asked().len(), before + 1, "{what}: asked once, then left alone");
+    }
+}
+
+/// Those that waited while one learned that it fails do not ask it again.
+#[tokio::test]
+async fn questions_that_come_together_learn_once_that_it_fails() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = Server::start(|_| (500, "internal error".into())).await;
+    let driver = server.driver(folder.path(), Span::secs(3_600));
+    let (jobs, nodes, job) = tokio::join!(driver.jobs(), driver.nodes(), driver.job(7));
+    assert!(jobs.is_err() && nodes.is_err() && job.is_err());
+    assert_eq!(server.asked().len(), 1, "{:?}", server.asked());
+}
+
+#[tokio::test]
+async fn a_list_that_was_cut_is_none() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let whole = json!({"errors": [], "jobs": [{"job_id": 5, "job_state": "RUNNING"}]}).to_string();
+    let end = Arc::new(Mutex::new(0));
+    let (at, text) = (end.clone(), whole.clone());
+    let server = Server::start(move |path| match path.rsplit('/').next() {
+        Some("ping") => ping(),
+        _ => (200, text[..*open(&at)].to_owned()),
+    })
+    .await;
+    let driver = server.driver(folder.path(), Span::ZERO);
+    for n in 0..whole.len() {
+        *open(&end) = n;
+        assert!(driver.jobs().await.is_err(), "{}", &whole[..n]);
+    }
+    *open(&end) = whole.len();
+    assert_eq!(driver.jobs().await.map(|jobs| jobs.len()), Ok(1));
 }

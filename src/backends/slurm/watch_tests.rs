@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::driver::{NativeJob, NativeNode, NativeState, Part, Submission, SubmitError};
 use super::*;
@@ -27,6 +28,8 @@ impl<T: Clone> Told<T> {
 struct Slurm {
     jobs: Told<NativeJob>,
     nodes: Told<NativeNode>,
+    /// Times that it was asked how long it waits before it kills; at first it does not say.
+    waits: AtomicU32,
 }
 
 #[async_trait]
@@ -48,6 +51,9 @@ impl Driver for Slurm {
     }
     async fn cancel(&self, _: u64, _: &str) -> Result<(), DriverError> {
         Ok(())
+    }
+    async fn kill_wait(&self) -> Option<u64> {
+        (self.waits.fetch_add(1, Ordering::SeqCst) > 0).then_some(7)
     }
 }
 
@@ -91,7 +97,7 @@ struct Desk {
 impl Desk {
     async fn new(jobs: Told<NativeJob>, nodes: Told<NativeNode>) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let slurm = Arc::new(Slurm { jobs, nodes });
+        let slurm = Arc::new(Slurm { jobs, nodes, waits: AtomicU32::default() });
         let backend = backend(folder.path(), slurm.clone());
         backend.discover().await.expect("finds it");
         let (to, events) = mpsc::channel(64);
@@ -144,7 +150,21 @@ async fn an_empty_list_of_nodes_is_unknown_and_not_written_down() {
     assert!(then.closed.as_ref().is_some_and(|why| why.starts_with("unknown:")), "{then:?}");
     desk.backend.shutdown().await;
     // A peer that is started now takes them as they were.
-    let slurm = Arc::new(Slurm { jobs: Told::new([vec![]]), nodes: Told::new([none()]) });
-    let found = backend(desk.folder.path(), slurm).discover().await.expect("finds what was");
+    let (jobs, nodes) = (Told::new([vec![]]), Told::new([none()]));
+    let slurm = Arc::new(Slurm { jobs, nodes, waits: AtomicU32::default() });
+    let next = backend(desk.folder.path(), slurm);
+    let found = next.discover().await.expect("finds what was");
     assert_eq!(found.nodes, first.nodes);
+    let kind = next.keeper.map().types.get("H100").cloned();
+    assert_eq!(kind.as_deref(), Some("h100"), "and asks for GPUs by their type");
+}
+
+#[tokio::test]
+async fn how_long_slurm_waits_before_it_kills_is_asked_until_it_says() {
+    let mut desk = Desk::new(Told::new([vec![theirs()]]), Told::new([vec![node()]])).await;
+    assert_eq!(desk.backend.keeper.kill_wait(), None, "it did not say at the start");
+    desk.report().await;
+    assert_eq!(desk.backend.keeper.kill_wait(), Some(Span::secs(7)));
+    desk.backend.shutdown().await;
+    assert_eq!(desk.slurm.waits.load(Ordering::SeqCst), 2, "and then no more");
 }

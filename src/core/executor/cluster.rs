@@ -14,6 +14,8 @@ impl Peer {
     /// peer hold, where they really are.
     pub(super) fn cluster_changed(&mut self, state: ClusterState) {
         let ClusterState { nodes, others, placed, closed, waiting } = state;
+        // A report with longer words, or with control characters, is no report.
+        let closed = closed.map(|why| words(&why, WORDS_MAX));
         self.exec.report_dirty = true;
         self.exec.waiting_below = waiting;
         if self.exec.closed_below != closed {

@@ -133,6 +133,7 @@ fn where_it_runs_is_told_to_the_record_with_its_start_and_kept_to_its_end() {
     peer.on_backend(BackendEvent::Started { key, at: WallTime(3_000) });
     let attempt = peer.exec.attempts.get_mut(&key).expect("its row");
     assert_eq!(attempt.nodes.as_ref().map(String::len), Some(300), "bounded");
+    assert!(attempt.nodes.as_ref().is_some_and(|n| n.ends_with('…')), "and says so");
     attempt.busy = true;
     let at = WallTime(4_000);
     peer.on_backend(BackendEvent::Ended { key, outcome: Outcome::Exited(0), started_at: None, at });
@@ -161,6 +162,28 @@ fn what_a_backend_says_of_an_end_is_kept_with_it_and_bounded() {
     old["closed"].as_object_mut().expect("an object").remove("note");
     let read: Row = serde_json::from_value(old).expect("is read");
     assert!(read.closed.is_some_and(|c| c.note.is_none()));
+}
+
+/// What a scheduler says may have any length, and a report takes 512 bytes: one that is not taken would leave the others
+/// with the last one, which says that the cluster is open.
+#[test]
+fn the_words_of_a_scheduler_are_told_as_one_short_line() {
+    use crate::core::api::ClusterState;
+    let (mut peer, key, _) = peer();
+    let fits = |why: &str| why.len() <= 512 && !why.contains(char::is_control);
+    let long = format!("unknown: Slurm does not answer (\u{1b}[2J\n{})", "né ".repeat(1_000));
+    let state = ClusterState { closed: Some(long.clone()), ..ClusterState::default() };
+    peer.on_backend(BackendEvent::Cluster(Box::new(state)));
+    let why = peer.closed_for().expect("nothing is taken");
+    assert!(fits(&why) && why.starts_with("unknown: Slurm does not answer (") && why.ends_with('…'), "{why}");
+
+    let attempt = peer.exec.attempts.get_mut(&key).expect("its row");
+    (attempt.phase, attempt.row.closed, attempt.busy) = (Phase::Starting, None, true);
+    let (outcome, at) = (Outcome::NotStarted(long), WallTime(4_000));
+    peer.on_backend(BackendEvent::Ended { key, outcome, started_at: None, at });
+    let closed = peer.exec.attempts[&key].row.closed.as_ref().expect("its end");
+    let Outcome::NotStarted(why) = &closed.outcome else { panic!("{closed:?}") };
+    assert!(fits(why) && why.ends_with('…'), "{why}");
 }
 
 #[test]

@@ -89,7 +89,7 @@ impl Facet {
     /// The facet's key and text, several for links. Refuses what others would refuse.
     pub fn write(&self) -> Result<Vec<(String, String)>, FacetError> {
         let one = match self {
-            Self::Capacity(v) => ("capacity", json(v)),
+            Self::Capacity(v) => ("capacity", capacity(v)),
             Self::Queue(v) => ("queue", json(v)),
             Self::Contact(v) => ("contact", json(v)),
             Self::Health(v) => ("health", json(v)),
@@ -187,6 +187,24 @@ impl Facet {
             Self::Unknown => Ok(()),
         }
     }
+}
+
+/// Where all together is too large, what only explains gives way to what can be placed on.
+fn capacity(all: &CapacityReport) -> String {
+    let mut text = json(all);
+    if text.len() > VALUE_BYTES_MAX {
+        tracing::warn!(
+            bytes = text.len(),
+            "the report of the nodes is too large: without partitions and features"
+        );
+        let mut less = CapacityReport { slurm: None, ..all.clone() };
+        text = json(&less);
+        if text.len() > VALUE_BYTES_MAX {
+            less.nodes_out = all.nodes_out.counted();
+            text = json(&less);
+        }
+    }
+    text
 }
 
 fn check_capacity(c: &CapacityReport) -> Result<(), String> {
@@ -514,6 +532,52 @@ mod tests {
         capacity.slurm =
             Some(SlurmReport { partitions: vec![NodeSet::default(); 257], ..SlurmReport::default() });
         assert!(matches!(Facet::Capacity(capacity).write(), Err(FacetError::Absurd(..))));
+    }
+
+    /// Groups that differ in little may fill a value nearly alone.
+    #[test]
+    fn what_explains_gives_way_where_a_capacity_is_too_large() {
+        use crate::model::partitions::{NodeOf, SlurmReport};
+        use crate::model::report::{NodeCapacity, NodesOut};
+        let names: Vec<String> = (0..500).map(|n| format!("feature-of-a-rack-{n:04}")).collect();
+        let of = NodeOf { partitions: &names, features: &names, up: true, gpus: 8 };
+        let why = "x".repeat(500);
+        let group = |n: u32| NodeCapacity {
+            name: format!("a-node-with-a-long-name-{n:04}"),
+            count: 1,
+            gpu_model: Some("H100-80G".into()),
+            gpus: 8,
+            gpu_memory: Bytes::gib(80),
+            cpus: crate::base::MilliCpu(192_000),
+            memory: Bytes(1 << 40 | u64::from(n)),
+            declared: false,
+        };
+        let all = |groups| CapacityReport {
+            backend: "slurm".into(),
+            region: "r".into(),
+            zone: String::new(),
+            labels: Default::default(),
+            price_milli: 0,
+            pue_milli: 1_000,
+            nodes: (0..groups).map(group).collect(),
+            container_runtime: None,
+            terms: Default::default(),
+            nodes_out: NodesOut::of(names.iter().map(|n| (n.as_str(), why.as_str()))),
+            slurm: SlurmReport::of([of].into_iter()),
+        };
+        let told = |groups| {
+            let (key, text) = Facet::Capacity(all(groups)).write()?.remove(0);
+            Facet::read(&key, &text)
+        };
+        for groups in [20, 60, 85] {
+            let Ok(Facet::Capacity(c)) = told(groups) else { panic!("{groups}: {:?}", told(groups)) };
+            let whole = all(groups);
+            assert_eq!(c.nodes, whole.nodes);
+            assert_eq!(c.slurm.is_some(), groups < 60, "{groups}");
+            assert_eq!(c.nodes_out.nodes.len(), if groups < 85 { 24 } else { 0 }, "{groups}");
+            assert_eq!(c.nodes_out.more, if groups < 85 { 476 } else { 500 }, "all are counted");
+        }
+        assert!(matches!(told(1_000), Err(FacetError::TooLarge(..))));
     }
 
     #[test]

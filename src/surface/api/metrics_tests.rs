@@ -118,3 +118,27 @@ async fn what_a_rule_counts_is_there_before_it_happens() {
         }
     }
 }
+
+/// Grafana takes a panel for another one of the same number, and shows everything in a panel in the panel's unit.
+#[test]
+fn every_panel_of_the_dashboard_has_a_number_of_its_own_and_the_unit_of_all_that_it_shows() {
+    let text = include_str!("../../../deploy/grafana/starling.json");
+    let dashboard: serde_json::Value = serde_json::from_str(text).expect("JSON");
+    let panels = dashboard["panels"].as_array().expect("panels");
+    let (mut numbers, mut places) = (BTreeSet::new(), BTreeSet::new());
+    for panel in panels {
+        let title = &panel["title"];
+        assert!(numbers.insert(panel["id"].as_u64().expect("a number")), "{title}");
+        let at = &panel["gridPos"];
+        assert!(places.insert((at["y"].as_u64(), at["x"].as_u64())), "{title}");
+        let targets = panel["targets"].as_array().cloned().unwrap_or_default();
+        let letters: BTreeSet<&str> = targets.iter().filter_map(|t| t["refId"].as_str()).collect();
+        assert_eq!(letters.len(), targets.len(), "{title}");
+        let seconds = panel["fieldConfig"]["defaults"]["unit"] == "s";
+        for target in &targets {
+            let asks = target["expr"].as_str().expect("a question");
+            assert_eq!(asks.contains("_seconds"), seconds, "{title}: {asks}");
+        }
+    }
+    assert!(numbers.len() > 40);
+}

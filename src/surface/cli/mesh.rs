@@ -92,7 +92,9 @@ fn cluster_text(style: Style, c: &ClusterDocument) -> String {
     }
     text.push('\n');
     text.push_str(&table.render());
-    if !c.nodes_out.is_empty() {
+    if c.nodes_out.nodes.is_empty() && c.nodes_out.more > 0 {
+        text.push_str(&format!("\n{} nodes take nothing\n", c.nodes_out.more));
+    } else if !c.nodes_out.is_empty() {
         let mut table = Table::new(style, &["TAKES NOTHING", "WHY"]);
         for n in &c.nodes_out.nodes {
             table.row([plain(&n.name), plain(&n.why)]);

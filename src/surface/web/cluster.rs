@@ -237,7 +237,9 @@ fn hardware(c: &ClusterDocument) -> String {
         let _ = write!(all, "<li>{}: {}</li>", esc(&n.name), esc(&n.why));
         all
     });
-    if !out.is_empty() {
+    if out.is_empty() && c.nodes_out.more > 0 {
+        out = format!("<p>{} nodes take nothing.</p>", c.nodes_out.more);
+    } else if !out.is_empty() {
         let more = match c.nodes_out.more {
             0 => String::new(),
             n => format!("<p class=soft>and {n} more</p>"),

@@ -33,6 +33,7 @@ use super::cgroup::Cgroup;
 use super::files::{AttemptDir, Ended, GuardSpec, Guarded, NoticeTo, Started, Stop, lease_path, poke};
 use super::lease::Lease;
 use super::{clock, container, processes};
+use crate::base::text::node_list;
 use crate::base::{Instant, Span, WallTime};
 use crate::core::api::StopReason;
 use crate::model::Outcome;
@@ -46,8 +47,6 @@ const FOLDER_GONE: u32 = 5;
 pub const BY_SCHEDULER: &str = "ended by its scheduler";
 /// A program that has not taken over by then (its file system hangs) is given up.
 const EXEC_TIME_MAX: Span = Span::secs(30);
-/// Characters of a list of nodes.
-const NODES_MAX: usize = 1_000;
 
 /// What `starling guard` is asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -257,7 +256,7 @@ impl Guard {
     /// The nodes of the whole attempt, as Slurm tells its batch step and its tasks.
     fn nodes(&self) -> Option<String> {
         let list = if self.spec.inherit { std::env::var("SLURM_JOB_NODELIST").ok() } else { None };
-        list.filter(|l| !l.is_empty()).map(|l| l.chars().take(NODES_MAX).collect())
+        list.filter(|l| !l.is_empty()).map(|l| node_list(&l))
     }
 
     /// Whoever started this guard may have started another one for the same part, here or elsewhere: the peer says
