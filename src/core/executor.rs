@@ -188,6 +188,8 @@ pub(super) struct Executor {
     claims: BTreeMap<JobId, Waiting>,
     /// When each claim was repeated last, the oldest first.
     heard: BTreeSet<(Instant, JobId)>,
+    /// When each came first.
+    arrived: BTreeSet<(Instant, JobId)>,
     grants: BTreeMap<JobId, Granted>,
     looking: BTreeSet<JobId>,
     /// They run and this peer's disk knows nothing of them (it is a new one): until they have been stopped,
@@ -248,6 +250,7 @@ impl Executor {
             attempts: BTreeMap::new(),
             claims: BTreeMap::new(),
             heard: BTreeSet::new(),
+            arrived: BTreeSet::new(),
             grants: BTreeMap::new(),
             looking: BTreeSet::new(),
             strays: BTreeSet::new(),
@@ -329,6 +332,13 @@ impl Executor {
     pub fn scheduler(&self) -> &Scheduler<AttemptKey> {
         &self.sched
     }
+    pub fn claims_count(&self) -> u64 {
+        self.claims.len() as u64
+    }
+    /// How long the oldest of all claims has waited.
+    pub fn oldest_claim(&self, now: Instant) -> Option<Span> {
+        self.arrived.first().map(|(arrived, _)| now.since(*arrived))
+    }
     pub fn scheduler_mut(&mut self) -> &mut Scheduler<AttemptKey> {
         &mut self.sched
     }
@@ -407,6 +417,7 @@ impl Executor {
         let waiting = self.claims.remove(job)?;
         self.queued_gpus -= gpus_of(&waiting.claim);
         self.heard.remove(&(waiting.heard, *job));
+        self.arrived.remove(&(waiting.arrived, *job));
         self.sched.leave(&waiting.key(*job));
         self.report_dirty = true;
         Some(waiting)

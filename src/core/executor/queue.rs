@@ -73,6 +73,7 @@ impl Peer {
             Some(old) => (old.arrived, old.prospects, old.place, old.own_victims),
             None => (now, Prospects::default(), None, 0),
         };
+        self.exec.arrived.insert((arrived, job));
         let gathers = terms.gathers;
         let (owner, heard) = (from.clone(), now);
         let waiting = Waiting { claim, terms, owner, arrived, heard, prospects, place, own_victims };

@@ -1,6 +1,7 @@
 //! Why each claim waits, in words and numbers: for people who look at this cluster's queue.
 
 use super::*;
+use crate::core::api::Look;
 use crate::core::placement::Reason;
 use crate::core::schedule::stand::{Looked, Stand};
 use crate::model::report::Liveness;
@@ -10,15 +11,16 @@ const SAID_MAX: usize = 256;
 
 impl Peer {
     /// The claims: those that hold a grant, then the others in order.
-    pub(in crate::core) fn queue_view(&self) -> Vec<ClaimView> {
+    pub(in crate::core) fn queue_view(&self, look: Look) -> Vec<ClaimView> {
         let (exec, now) = (&self.exec, self.now.mono);
-        let of_all = self.why_nothing_starts();
+        let of_all = if look.reasons { self.why_nothing_starts() } else { None };
         let made = exec.places_of.map_or(now, |(at, _)| at);
         let mut looked = Looked::default();
         let granted = exec.grants.keys().copied();
         let order = granted.chain(exec.sched.in_order(now).map(|key| key.job));
         let known = order.filter_map(|job| Some((job, exec.claims.get(&job)?)));
         known
+            .take(look.claims)
             .enumerate()
             .map(|(n, (job, w))| ClaimView {
                 job,
@@ -27,7 +29,7 @@ impl Peer {
                 gpus: gpus_of(&w.claim),
                 granted: exec.grants.contains_key(&job),
                 age: now.since(w.arrived),
-                why: match n < SAID_MAX {
+                why: match look.reasons && n < SAID_MAX {
                     true => self.why_waits(&job, w, of_all.as_deref(), &mut looked),
                     false => String::new(),
                 },
@@ -44,6 +46,8 @@ impl Peer {
     }
 
     fn why_waits(&self, job: &JobId, w: &Waiting, of_all: Option<&str>, looked: &mut Looked) -> String {
+        #[cfg(test)]
+        crate::base::work::count("reasons of claims");
         let (sched, now) = (&self.exec.sched, self.now.mono);
         if let Some(grant) = self.exec.grants.get(job) {
             return format!(

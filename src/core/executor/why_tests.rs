@@ -3,7 +3,7 @@
 use super::*;
 
 fn queue(mesh: &Mesh, peer: &str) -> Vec<ClaimView> {
-    mesh.sites[&name(peer)].core.inspect().queue
+    mesh.sites[&name(peer)].core.inspect(Look { claims: 1_000, reasons: true }).queue
 }
 
 fn at_a(gpus: u32, priority: u8) -> JobSpec {
@@ -86,4 +86,35 @@ fn a_claim_of_an_older_version_reads() {
     let read: ClaimView = serde_json::from_value(old.clone()).expect("reads");
     assert_eq!((read.why.as_str(), read.starts_in), ("", None));
     assert_eq!(serde_json::to_value(&read).expect("a document"), old);
+}
+
+/// Asked without it, nothing is looked at: that is asked many times a second.
+#[test]
+fn reasons_are_found_only_where_they_are_asked_for() {
+    let mut mesh = Mesh::new(&[("a", 8)]);
+    mesh.place("a", job(8, 50));
+    for _ in 0..3 {
+        mesh.submit("a", job(8, 50));
+    }
+    mesh.run(Span::secs(2));
+    let found = || crate::base::work::done("reasons of claims");
+    let before = found();
+    let core = &mesh.sites[&name("a")].core;
+    let report = core.inspect(Look::default());
+    assert_eq!((report.queue.len(), report.queue_total), (0, Some(3)));
+    assert!(report.queue_oldest.is_some_and(|age| age >= Span::secs(2)), "{:?}", report.queue_oldest);
+    let report = core.inspect(Look { claims: 2, reasons: false });
+    assert_eq!((report.queue.len(), report.queue_total), (2, Some(3)));
+    assert!(report.queue.iter().all(|c| c.why.is_empty()), "{:?}", report.queue);
+    assert_eq!(found(), before);
+    let report = core.inspect(Look { claims: 2, reasons: true });
+    assert!(report.queue.iter().all(|c| !c.why.is_empty()), "{:?}", report.queue);
+    assert_eq!(found() - before, 2, "of those only that are told");
+    let waits: Vec<JobId> = queue(&mesh, "a").iter().map(|c| c.job).collect();
+    for job in waits {
+        mesh.ask("a", ClientRequest::Cancel { job, by: "me".into() });
+    }
+    mesh.run(Span::secs(2));
+    let report = mesh.sites[&name("a")].core.inspect(Look::default());
+    assert_eq!((report.queue_total, report.queue_oldest), (Some(0), None));
 }

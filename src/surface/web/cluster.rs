@@ -8,7 +8,7 @@ use axum::extract::State;
 use super::html::{self, Gpus, ago, brief, cell, cut, esc, number, panel};
 use super::{Answer, Page, alone, answer, asked_now, clusters as cluster_list, notice, told};
 use crate::base::Bytes;
-use crate::core::api::InspectReport;
+use crate::core::api::{InspectReport, Look};
 use crate::surface::api::input::Segment;
 use crate::surface::api::{Api, ApiError, history, local};
 use crate::surface::documents::{ClusterDocument, HistoryEntry};
@@ -75,8 +75,11 @@ pub async fn cluster(State(api): State<Api>, name: Result<Segment, ApiError>) ->
         let list = cluster_list(&api).await;
         let found = list.clusters.iter().find(|c| c.name == name);
         let c = found.ok_or_else(|| ApiError::NotFound(format!("cluster {name} in this mesh")))?;
-        let (inside, past) =
-            tokio::join!(local::report_of(&api, &name), history::of_peer(&api, &name, EVENTS_SHOWN));
+        let look = Look { claims: ROWS_MAX, reasons: true };
+        let (inside, past) = tokio::join!(
+            local::report_of(&api, &name, look, local::ANSWERS_WITHIN),
+            history::of_peer(&api, &name, EVENTS_SHOWN)
+        );
         let mut body = alone(&api).to_owned() + &heading(c);
         let samples = api.memory.samples();
         let of = |s: &super::memory::Sample| {
@@ -350,7 +353,7 @@ fn queue(report: &InspectReport) -> String {
         &format!(
             "<div class=scroll><table><thead><tr><th scope=col class=n>#</th><th scope=col>Job</th><th scope=col class=n>GPUs</th><th scope=col class=n>Prio</th>\
              <th scope=col class=opt>Owner</th><th scope=col class=n>For</th><th scope=col class=n>Starts</th><th scope=col>Why</th></tr></thead><tbody>{rows}</tbody></table></div>{}",
-            more(report.queue.len() as u64)
+            more(report.queue_total.unwrap_or(report.queue.len() as u64))
         ),
     )
 }

@@ -12,6 +12,7 @@ use serde::Deserialize;
 use super::html::{self, cell, esc, panel};
 use super::{Answer, Page, answer, asked_now, clusters, job_list, notice, unanswered};
 use crate::base::PeerName;
+use crate::core::api::Look;
 use crate::core::ring::Ring;
 use crate::runtime::eventlog::HistoryFilter;
 use crate::surface::api::input::Q;
@@ -268,7 +269,7 @@ async fn records(api: &Api, alive: Vec<PeerName>) -> BTreeMap<PeerName, Option<u
     let asked = alive.into_iter().map(|name| {
         let api = api.clone();
         async move {
-            let report = local::report_of(&api, &name).await.ok();
+            let report = local::report_of(&api, &name, Look::default(), local::ANSWERS_WITHIN).await.ok();
             (name, report.map(|r| r.records as u64))
         }
     });

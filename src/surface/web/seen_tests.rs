@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::tests::get;
 use super::*;
 use crate::base::{Epoch, JobId, PeerName, Span, WallTime};
-use crate::core::api::{AttemptView, Candidate, ClaimView, Event};
+use crate::core::api::{AttemptView, Candidate, ClaimView, Event, Look};
 use crate::core::placement::Reason;
 use crate::model::report::Liveness;
 use crate::runtime::eventlog::EventLog;
@@ -345,6 +345,8 @@ async fn the_queue_of_a_cluster_says_why_each_waits() {
         "{queue}"
     );
     assert!(!queue.contains(&"x".repeat(200)), "long words are cut");
+    let asked = a.state.lock().expect("state").looks.last().copied();
+    assert_eq!(asked, Some(Look { claims: 200, reasons: true }));
     assert!(text.contains("&lt;u&gt;run&lt;/u&gt;") && part(&text, "Who uses it").contains("red"), "{text}");
 }
 
