@@ -118,3 +118,40 @@ fn reasons_are_found_only_where_they_are_asked_for() {
     let report = mesh.sites[&name("a")].core.inspect(Look::default());
     assert_eq!((report.queue_total, report.queue_oldest), (Some(0), None));
 }
+
+/// Grants that nobody takes do not use up the reasons.
+#[test]
+fn reasons_are_told_of_those_that_wait() {
+    let mut mesh = Mesh::new(&[("a", 8), ("b", 8)]);
+    mesh.drop = |message| matches!(message, Message::Grant { .. });
+    let at_b = |gpus| {
+        let mut spec = job(gpus, 50);
+        spec.placement.clusters = vec![name("b")];
+        spec
+    };
+    let core = mesh.sites.get_mut(&name("b")).expect("b");
+    let home = crate::base::Home { peer: name("a"), store: StoreId([1; 16]) };
+    let now = Now { mono: mesh.now, wall: WallTime(0) };
+    for sequence in 0..300 {
+        let homes = crate::base::BoundedVec::try_from(vec![home.clone()]).expect("one");
+        let birth = crate::model::record::Birth { tenant: "t".into(), minter: name("a"), sequence, homes };
+        let spec = at_b(u32::from(sequence == 0) * 8);
+        let claim = Claim {
+            birth,
+            epoch: crate::base::Epoch(1),
+            nodes: 1,
+            resources: spec.resources,
+            priority: 50,
+            image: false,
+            max_runtime: None,
+        };
+        let message = Message::ClaimWith { claim: Box::new(claim), terms: Terms::default() };
+        core.core.step(now, Input::Message { from: name("a"), message });
+    }
+    let waits = mesh.submit("a", at_b(4));
+    mesh.run(Span::millis(500));
+    let said = queue(&mesh, "b");
+    assert!(said.iter().filter(|c| c.granted).count() > 256, "{}", said.len());
+    let last = said.iter().find(|c| c.job == waits).expect("it waits");
+    assert_eq!((last.why.as_str(), last.granted), ("0 of 4 GPUs wanted are free", false));
+}
