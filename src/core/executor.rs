@@ -212,7 +212,11 @@ pub(super) struct Executor {
     flashed: Option<(Instant, BTreeMap<String, u32>)>,
     /// When places and estimates were made, and of which state of the queue.
     places_of: Option<(Instant, u64)>,
+    /// Of whom they are.
+    placed: Vec<JobId>,
     priced_at: Option<Instant>,
+    /// Some claim may have been told that its tenant's limits hold it back.
+    limits_said: bool,
     /// When the tenants' usage was put on disk.
     usage_at: Instant,
 }
@@ -264,7 +268,9 @@ impl Executor {
             flashed: None,
             places_of: None,
             closed_below: None,
+            placed: Vec::new(),
             priced_at: None,
+            limits_said: false,
             usage_at: now,
         };
         // Soft: an unreadable row is as good as none. The clock for people may have jumped back.
@@ -421,6 +427,15 @@ impl Executor {
         self.sched.leave(&waiting.key(*job));
         self.report_dirty = true;
         Some(waiting)
+    }
+
+    /// Its place and its start are not known.
+    fn unplace(&mut self, job: &JobId) {
+        if let Some(waiting) = self.claims.get_mut(job) {
+            waiting.place = None;
+            (waiting.prospects.starts_in, waiting.prospects.victims) = (None, None);
+            waiting.prospects.front.clear();
+        }
     }
 
     /// The grant is over. Its claim, if it still stands, waits again.

@@ -119,6 +119,33 @@ fn reasons_are_found_only_where_they_are_asked_for() {
     assert_eq!((report.queue_total, report.queue_oldest), (Some(0), None));
 }
 
+/// What was estimated while it waited is not told of a grant.
+#[test]
+fn a_grant_has_no_estimate() {
+    let mut mesh = Mesh::new(&[("a", 8), ("b", 8)]);
+    let hour = Some(Span::secs(3_600));
+    let first = mesh.place("b", JobSpec { max_runtime: hour, ..job(8, 50) });
+    let mut spec = JobSpec { max_runtime: hour, ..job(8, 50) };
+    spec.placement.clusters = vec![name("b")];
+    for _ in 0..8 {
+        mesh.submit("a", spec.clone());
+    }
+    mesh.run(Span::secs(3));
+    let said = queue(&mesh, "b");
+    assert!(said.len() == 8 && said.iter().all(|c| c.starts_in.is_some()), "{said:?}");
+    mesh.drop = |message| matches!(message, Message::Grant { .. });
+    mesh.finish(first);
+    // Those that b drives itself take their grants; the first of the others does not.
+    let granted = (0..100).find_map(|_| {
+        let running: Vec<JobId> = mesh.sites[&name("b")].runs.keys().map(|k| k.job).collect();
+        running.into_iter().for_each(|job| mesh.finish(job));
+        mesh.run(Span::millis(100));
+        queue(&mesh, "b").into_iter().find(|c| c.granted)
+    });
+    let granted = granted.expect("one of them has a grant");
+    assert_eq!(granted.starts_in, None, "{granted:?}");
+}
+
 /// Grants that nobody takes do not use up the reasons.
 #[test]
 fn reasons_are_told_of_those_that_wait() {

@@ -306,3 +306,21 @@ fn however_many_a_limit_holds_back_each_says_so() {
     let wrong: Vec<_> = whys.iter().filter(|why| !why.contains("0 of 4 GPUs are left")).collect();
     assert!(wrong.is_empty(), "{} of them: {:?}", wrong.len(), wrong[0]);
 }
+
+/// Nothing is limited any more: nobody hears of a limit.
+#[test]
+fn limits_that_have_ended_hold_nobody_back() {
+    let mut solo = Solo::new();
+    solo.limit(LimitsPatch { gpus: Some(Some(4)), ..LimitsPatch::default() });
+    for _ in 0..2 {
+        solo.submit(FOUR);
+    }
+    solo.pass(5);
+    assert!(solo.whys()[0].contains("tenant t: "), "{:?}", solo.whys());
+    solo.submit("{run: x, tenant: other, resources: {gpus: 4}}");
+    solo.pass(5);
+    assert_eq!(solo.running.len(), 2);
+    solo.ask(ClientRequest::TenantSet { tenant: "t".into(), patch: None });
+    solo.pass(5);
+    assert_eq!(solo.whys(), ["0 of 4 GPUs wanted are free"]);
+}
