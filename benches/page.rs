@@ -262,7 +262,7 @@ impl PeerHandle for Feed {
         let all = || self.held.values().flatten();
         Ok(match request {
             ClientRequest::Local { .. } => ClientResponse::Jobs(mine),
-            ClientRequest::Inspect => ClientResponse::Inspect(Box::new(self.inspect())),
+            ClientRequest::Inspect(_) => ClientResponse::Inspect(Box::new(self.inspect())),
             ClientRequest::Get { job } => match all().find(|r| r.id() == job) {
                 Some(record) => ClientResponse::Job(Box::new(record.clone())),
                 None => ClientResponse::Error(ClientError::NoSuchJob(job)),

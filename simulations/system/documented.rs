@@ -130,11 +130,12 @@ fn every_answer_is_as_the_document_says() {
     let full = json!({"run": "true", "resources": {"gpus": all}, "placement": {"clusters": ["gamma"]}});
     let full = a.id(&mesh, full);
     until("it waits there, and why is said", || {
-        let queue = a.get(&mesh, "/v1/clusters/gamma/queue");
+        let queue = a.get(&mesh, "/v1/clusters/gamma/queue?limit=10");
         let claims = queue["claims"].as_array().into_iter().flatten();
         let said = claims
             .filter(|c| c["job"] == full.as_str() && c["why"].as_str().is_some_and(|why| !why.is_empty()));
-        if said.count() == 1 { Ok(()) } else { Err(queue.to_string()) }
+        let counted = queue["total"].as_u64() == queue["claims"].as_array().map(|all| all.len() as u64);
+        if said.count() == 1 && counted { Ok(()) } else { Err(queue.to_string()) }
     });
     a.post(&mesh, &format!("/v1/jobs/{full}/cancel"), Value::Null);
 

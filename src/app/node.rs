@@ -11,7 +11,7 @@ use tokio::sync::broadcast;
 
 use crate::backends::Backend;
 use crate::base::{PeerName, Span, WallTime};
-use crate::core::api::{AttemptKey, Event, Flash};
+use crate::core::api::{AttemptKey, Event, Flash, Look};
 use crate::core::{ClientRequest, ClientResponse, Input};
 use crate::model::alert::AlertsReport;
 use crate::model::report::View;
@@ -92,7 +92,7 @@ impl Node {
 
     /// Attempts here whose end is not in their records yet.
     pub(super) async fn attempts(&self) -> Option<usize> {
-        match self.parts.core.call(ClientRequest::Inspect).await {
+        match self.parts.core.call(ClientRequest::Inspect(Look::default())).await {
             Ok(ClientResponse::Inspect(report)) => Some(report.attempts.len()),
             _ => None,
         }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 pub use super::client_api::{
     AttemptView, Candidate, ClaimView, ClientError, ClientRequest, ClientResponse, InspectReport, JobFilter,
-    WhyReport,
+    Look, WhyReport,
 };
 pub use super::durations::{BOUNDS_MS, Durations};
 use super::message::Message;

@@ -90,8 +90,8 @@ impl Peer {
                 self.reply(token, ClientResponse::Tenants(tenants));
             }
             ClientRequest::TenantReclaim { tenant, cluster } => self.tenant_reclaim(token, tenant, &cluster),
-            ClientRequest::Inspect => {
-                let inspect = self.inspect();
+            ClientRequest::Inspect(look) => {
+                let inspect = self.inspect(look);
                 self.reply(token, ClientResponse::Inspect(Box::new(inspect)));
             }
             ClientRequest::Get { job }

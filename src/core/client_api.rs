@@ -122,7 +122,16 @@ pub enum ClientRequest {
         cluster: PeerName,
     },
     /// Attempts at this cluster, claims in its queue in order, contacts, register counters.
-    Inspect,
+    Inspect(Look),
+}
+
+/// How far into its queue a peer looks for an `Inspect`; by default not at all: that is asked many times a second.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Look {
+    /// The first so many claims.
+    pub claims: usize,
+    /// Also why each waits.
+    pub reasons: bool,
 }
 
 /// Which jobs to list.
@@ -314,8 +323,14 @@ impl Candidate {
 pub struct InspectReport {
     /// Attempts that this cluster has not closed.
     pub attempts: Vec<AttemptView>,
-    /// Claims in order.
+    /// Claims in order, the first that were asked for.
     pub queue: Vec<ClaimView>,
+    /// All claims; peers of an older version do not say, and list them all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queue_total: Option<u64>,
+    /// Age of the oldest of all claims; none where nothing waits, and of peers of an older version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queue_oldest: Option<Span>,
     /// The contact records of this cluster: id, incarnation, age of the last counted renewal.
     pub contacts: Vec<(ContactId, u64, Span)>,
     /// Records held as a home.
@@ -369,7 +384,8 @@ pub struct ClaimView {
     pub granted: bool,
     /// How long it has waited here.
     pub age: Span,
-    /// Why it waits, in words and numbers; empty where it is far behind, and of peers of an older version.
+    /// Why it waits, in words and numbers; empty where it is far behind or one of too many kinds, where it was not asked for,
+    /// and of peers of an older version.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub why: String,
     /// How long until it starts, if that can be known.

@@ -189,6 +189,8 @@ pub(super) struct Executor {
     claims: BTreeMap<JobId, Waiting>,
     /// When each claim was repeated last, the oldest first.
     heard: BTreeSet<(Instant, JobId)>,
+    /// When each came first.
+    arrived: BTreeSet<(Instant, JobId)>,
     grants: BTreeMap<JobId, Granted>,
     looking: BTreeSet<JobId>,
     /// They run and this peer's disk knows nothing of them (it is a new one): until they have been stopped,
@@ -211,7 +213,11 @@ pub(super) struct Executor {
     flashed: Option<(Instant, BTreeMap<String, u32>)>,
     /// When places and estimates were made, and of which state of the queue.
     places_of: Option<(Instant, u64)>,
+    /// Of whom they are.
+    placed: Vec<JobId>,
     priced_at: Option<Instant>,
+    /// Some claim may have been told that its tenant's limits hold it back.
+    limits_said: bool,
     /// When the tenants' usage was put on disk.
     usage_at: Instant,
 }
@@ -249,6 +255,7 @@ impl Executor {
             attempts: BTreeMap::new(),
             claims: BTreeMap::new(),
             heard: BTreeSet::new(),
+            arrived: BTreeSet::new(),
             grants: BTreeMap::new(),
             looking: BTreeSet::new(),
             strays: BTreeSet::new(),
@@ -262,7 +269,9 @@ impl Executor {
             flashed: None,
             places_of: None,
             closed_below: None,
+            placed: Vec::new(),
             priced_at: None,
+            limits_said: false,
             usage_at: now,
         };
         // Soft: an unreadable row is as good as none. The clock for people may have jumped back.
@@ -329,6 +338,13 @@ impl Executor {
     /// Queue and books.
     pub fn scheduler(&self) -> &Scheduler<AttemptKey> {
         &self.sched
+    }
+    pub fn claims_count(&self) -> u64 {
+        self.claims.len() as u64
+    }
+    /// How long the oldest of all claims has waited.
+    pub fn oldest_claim(&self, now: Instant) -> Option<Span> {
+        self.arrived.first().map(|(arrived, _)| now.since(*arrived))
     }
     pub fn scheduler_mut(&mut self) -> &mut Scheduler<AttemptKey> {
         &mut self.sched
@@ -408,9 +424,19 @@ impl Executor {
         let waiting = self.claims.remove(job)?;
         self.queued_gpus -= gpus_of(&waiting.claim);
         self.heard.remove(&(waiting.heard, *job));
+        self.arrived.remove(&(waiting.arrived, *job));
         self.sched.leave(&waiting.key(*job));
         self.report_dirty = true;
         Some(waiting)
+    }
+
+    /// Its place and its start are not known.
+    fn unplace(&mut self, job: &JobId) {
+        if let Some(waiting) = self.claims.get_mut(job) {
+            waiting.place = None;
+            (waiting.prospects.starts_in, waiting.prospects.victims) = (None, None);
+            waiting.prospects.front.clear();
+        }
     }
 
     /// The grant is over. Its claim, if it still stands, waits again.

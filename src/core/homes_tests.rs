@@ -628,7 +628,9 @@ fn a_contact_that_was_never_renewed_is_as_old_as_the_start() {
     mesh.start("a");
     mesh.views();
     mesh.run(Span::secs(20));
-    let ClientResponse::Inspect(report) = mesh.ask("a", ClientRequest::Inspect) else { panic!("a report") };
+    let ClientResponse::Inspect(report) = mesh.ask("a", ClientRequest::Inspect(Look::default())) else {
+        panic!("a report")
+    };
     let youngest = report.contacts.iter().map(|(_, _, age)| *age).min().expect("a contact");
     assert!((Span::secs(19)..Span::secs(25)).contains(&youngest), "{youngest}");
 }
@@ -647,7 +649,8 @@ fn a_contact_is_fresh_soon_after_a_break() {
         mesh.run(broken);
         mesh.drop = |_, _, _| false;
         mesh.run(soon);
-        let ClientResponse::Inspect(report) = mesh.ask("a", ClientRequest::Inspect) else {
+        let ClientResponse::Inspect(report) = mesh.ask("a", ClientRequest::Inspect(Default::default()))
+        else {
             panic!("a report")
         };
         let age = report.contacts.iter().map(|(_, _, age)| *age).min().expect("a contact");

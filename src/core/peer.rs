@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use super::acceptor::{Acceptor, ValueError};
 use super::api::{
-    BackendCommand, CoreConfig, DiskImage, Event, Flash, Input, InspectReport, Now, Output, Table, Write,
+    BackendCommand, CoreConfig, DiskImage, Event, Flash, Input, InspectReport, Look, Now, Output, Table,
+    Write,
 };
 use super::arrays::Arrays;
 use super::client::Clients;
@@ -391,7 +392,7 @@ impl Peer {
         member.is_some_and(|m| m.store == home.store && m.liveness == Liveness::Alive)
     }
 
-    pub(super) fn inspect(&self) -> InspectReport {
+    pub(super) fn inspect(&self, look: Look) -> InspectReport {
         let (records, records_live) = self.acceptor.counts();
         let mut counters: BTreeMap<String, u64> =
             self.counters.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect();
@@ -400,7 +401,9 @@ impl Peer {
         counters.insert("register_in_flight".into(), self.proposer.in_flight() as u64);
         InspectReport {
             attempts: self.exec.attempts_view(self.now.mono),
-            queue: self.queue_view(),
+            queue: self.queue_view(look),
+            queue_total: Some(self.exec.claims_count()),
+            queue_oldest: self.exec.oldest_claim(self.now.mono),
             contacts: self.contacts.ages(self.now.mono),
             records,
             records_live,

@@ -492,7 +492,7 @@ fn a_claim_of_a_stale_owner_is_passed_over() {
     let terms = Terms { waited: Span(u64::MAX), token: true, preemptible: true, ..Terms::default() };
     let stale = Message::ClaimWith { claim: Box::new(stale), terms };
     mesh.input(&name("b"), Input::Message { from: name("a"), message: stale });
-    let queue = mesh.sites[&name("b")].core.inspect().queue;
+    let queue = mesh.sites[&name("b")].core.inspect(Look { claims: 10, reasons: false }).queue;
     assert_eq!(queue.iter().map(|c| (c.job, c.priority)).collect::<Vec<_>>(), [(waits, 50)]);
     assert!(mesh.stops.is_empty());
 }

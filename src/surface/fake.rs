@@ -34,6 +34,8 @@ pub struct State {
     pub draining: bool,
     pub removed: BTreeSet<PeerName>,
     pub queue: Vec<ClaimView>,
+    /// How far it was told to look into it.
+    pub looks: Vec<Look>,
     /// Peers that are not alive.
     pub away: BTreeMap<PeerName, Liveness>,
     /// Peers that have told nothing yet.
@@ -368,14 +370,21 @@ impl PeerHandle for Fake {
                 ClientResponse::Error(ClientError::NoSuchTenant(tenant))
             }
             ClientRequest::Tenants => ClientResponse::Tenants(Vec::new()),
-            ClientRequest::Inspect => {
-                let state = self.state.lock().expect("state");
+            ClientRequest::Inspect(look) => {
+                let mut state = self.state.lock().expect("state");
+                state.looks.push(look);
                 let counters = BTreeMap::from([("commits".into(), 7)]);
-                let (attempts, queue) = (state.attempts.clone(), state.queue.clone());
+                let attempts = state.attempts.clone();
+                let mut queue: Vec<ClaimView> = state.queue.iter().take(look.claims).cloned().collect();
+                if !look.reasons {
+                    queue.iter_mut().for_each(|claim| claim.why.clear());
+                }
                 let records = state.records.len();
                 ClientResponse::Inspect(Box::new(InspectReport {
                     attempts,
                     queue,
+                    queue_total: Some(state.queue.len() as u64),
+                    queue_oldest: state.queue.iter().map(|c| c.age).max(),
                     records,
                     counters,
                     ..Default::default()

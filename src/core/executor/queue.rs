@@ -73,6 +73,7 @@ impl Peer {
             Some(old) => (old.arrived, old.prospects, old.place, old.own_victims),
             None => (now, Prospects::default(), None, 0),
         };
+        self.exec.arrived.insert((arrived, job));
         let gathers = terms.gathers;
         let (owner, heard) = (from.clone(), now);
         let waiting = Waiting { claim, terms, owner, arrived, heard, prospects, place, own_victims };
@@ -167,6 +168,10 @@ impl Peer {
         self.exec.places_of = Some((now, changes));
         self.count("places_made");
         let found = self.exec.sched.prospects(now, PLACE_MAX);
+        // Who is not found this time has what was found another time.
+        for job in std::mem::replace(&mut self.exec.placed, found.iter().map(|p| p.key.job).collect()) {
+            self.exec.unplace(&job);
+        }
         let front: Vec<JobId> = found.iter().take(FRONT).map(|p| p.key.job).collect();
         for (n, prospect) in found.into_iter().enumerate() {
             let victims = match n < PRICED_MAX {
@@ -302,6 +307,8 @@ impl Peer {
                     self.timers.insert((until, Timer::Grants));
                     self.exec.grants.insert(key.job, Granted { epoch: key.epoch, since: now, until });
                     self.exec.report_dirty = true;
+                    // It waits no longer: if nobody takes the grant, all is found anew.
+                    self.exec.unplace(&key.job);
                     self.send_grant(&key.job);
                 }
                 Decision::Preempt { key, victims } => self.preempt(key, victims),

@@ -115,7 +115,8 @@ impl Peer {
     /// These claims would pass their tenants' shares: more is asked for where they would start, and their owners hear
     /// why they wait.
     pub(super) fn quota_holds(&mut self, room: &Room, held: &[AttemptKey], whole: bool) {
-        if room.0.is_empty() {
+        // Where nothing is limited any more, what was said before is taken back.
+        if room.0.is_empty() && !self.exec.limits_said {
             return;
         }
         if whole {
@@ -171,12 +172,14 @@ impl Peer {
         for job in free {
             self.say_why(job, String::new(), 0);
         }
+        self.exec.limits_said &= !room.0.is_empty();
     }
 
     fn say_why(&mut self, job: JobId, why: String, victims: u32) {
         let news = |w: &&mut Waiting| w.prospects.waits != why || w.own_victims != victims;
         if let Some(waiting) = self.exec.claims.get_mut(&job).filter(news) {
             (waiting.prospects.waits, waiting.own_victims) = (why, victims);
+            self.exec.limits_said = true;
             if !self.exec.grants.contains_key(&job) {
                 self.tell_place(job, false);
             }

@@ -3,7 +3,7 @@
 use super::*;
 
 fn queue(mesh: &Mesh, peer: &str) -> Vec<ClaimView> {
-    mesh.sites[&name(peer)].core.inspect().queue
+    mesh.sites[&name(peer)].core.inspect(Look { claims: 1_000, reasons: true }).queue
 }
 
 fn at_a(gpus: u32, priority: u8) -> JobSpec {
@@ -86,4 +86,99 @@ fn a_claim_of_an_older_version_reads() {
     let read: ClaimView = serde_json::from_value(old.clone()).expect("reads");
     assert_eq!((read.why.as_str(), read.starts_in), ("", None));
     assert_eq!(serde_json::to_value(&read).expect("a document"), old);
+}
+
+/// Asked without it, nothing is looked at: that is asked many times a second.
+#[test]
+fn reasons_are_found_only_where_they_are_asked_for() {
+    let mut mesh = Mesh::new(&[("a", 8)]);
+    mesh.place("a", job(8, 50));
+    for _ in 0..3 {
+        mesh.submit("a", job(8, 50));
+    }
+    mesh.run(Span::secs(2));
+    let found = || crate::base::work::done("reasons of claims");
+    let before = found();
+    let core = &mesh.sites[&name("a")].core;
+    let report = core.inspect(Look::default());
+    assert_eq!((report.queue.len(), report.queue_total), (0, Some(3)));
+    assert!(report.queue_oldest.is_some_and(|age| age >= Span::secs(2)), "{:?}", report.queue_oldest);
+    let report = core.inspect(Look { claims: 2, reasons: false });
+    assert_eq!((report.queue.len(), report.queue_total), (2, Some(3)));
+    assert!(report.queue.iter().all(|c| c.why.is_empty()), "{:?}", report.queue);
+    assert_eq!(found(), before);
+    let report = core.inspect(Look { claims: 2, reasons: true });
+    assert!(report.queue.iter().all(|c| !c.why.is_empty()), "{:?}", report.queue);
+    assert_eq!(found() - before, 2, "of those only that are told");
+    let waits: Vec<JobId> = queue(&mesh, "a").iter().map(|c| c.job).collect();
+    for job in waits {
+        mesh.ask("a", ClientRequest::Cancel { job, by: "me".into() });
+    }
+    mesh.run(Span::secs(2));
+    let report = mesh.sites[&name("a")].core.inspect(Look::default());
+    assert_eq!((report.queue_total, report.queue_oldest), (Some(0), None));
+}
+
+/// What was estimated while it waited is not told of a grant.
+#[test]
+fn a_grant_has_no_estimate() {
+    let mut mesh = Mesh::new(&[("a", 8), ("b", 8)]);
+    let hour = Some(Span::secs(3_600));
+    let first = mesh.place("b", JobSpec { max_runtime: hour, ..job(8, 50) });
+    let mut spec = JobSpec { max_runtime: hour, ..job(8, 50) };
+    spec.placement.clusters = vec![name("b")];
+    for _ in 0..8 {
+        mesh.submit("a", spec.clone());
+    }
+    mesh.run(Span::secs(3));
+    let said = queue(&mesh, "b");
+    assert!(said.len() == 8 && said.iter().all(|c| c.starts_in.is_some()), "{said:?}");
+    mesh.drop = |message| matches!(message, Message::Grant { .. });
+    mesh.finish(first);
+    // Those that b drives itself take their grants; the first of the others does not.
+    let granted = (0..100).find_map(|_| {
+        let running: Vec<JobId> = mesh.sites[&name("b")].runs.keys().map(|k| k.job).collect();
+        running.into_iter().for_each(|job| mesh.finish(job));
+        mesh.run(Span::millis(100));
+        queue(&mesh, "b").into_iter().find(|c| c.granted)
+    });
+    let granted = granted.expect("one of them has a grant");
+    assert_eq!(granted.starts_in, None, "{granted:?}");
+}
+
+/// Grants that nobody takes do not use up the reasons.
+#[test]
+fn reasons_are_told_of_those_that_wait() {
+    let mut mesh = Mesh::new(&[("a", 8), ("b", 8)]);
+    mesh.drop = |message| matches!(message, Message::Grant { .. });
+    let at_b = |gpus| {
+        let mut spec = job(gpus, 50);
+        spec.placement.clusters = vec![name("b")];
+        spec
+    };
+    let core = mesh.sites.get_mut(&name("b")).expect("b");
+    let home = crate::base::Home { peer: name("a"), store: StoreId([1; 16]) };
+    let now = Now { mono: mesh.now, wall: WallTime(0) };
+    for sequence in 0..300 {
+        let homes = crate::base::BoundedVec::try_from(vec![home.clone()]).expect("one");
+        let birth = crate::model::record::Birth { tenant: "t".into(), minter: name("a"), sequence, homes };
+        let spec = at_b(u32::from(sequence == 0) * 8);
+        let claim = Claim {
+            birth,
+            epoch: crate::base::Epoch(1),
+            nodes: 1,
+            resources: spec.resources,
+            priority: 50,
+            image: false,
+            max_runtime: None,
+        };
+        let message = Message::ClaimWith { claim: Box::new(claim), terms: Terms::default() };
+        core.core.step(now, Input::Message { from: name("a"), message });
+    }
+    let waits = mesh.submit("a", at_b(4));
+    mesh.run(Span::millis(500));
+    let said = queue(&mesh, "b");
+    assert!(said.iter().filter(|c| c.granted).count() > 256, "{}", said.len());
+    let last = said.iter().find(|c| c.job == waits).expect("it waits");
+    assert_eq!((last.why.as_str(), last.granted), ("0 of 4 GPUs wanted are free", false));
 }

@@ -440,8 +440,13 @@ impl Peer {
 
     /// Why a claim that would fit does not start: what is reserved for whom. Empty where that is not why.
     pub(in crate::core) fn reserved_against(&self, key: &crate::core::api::AttemptKey) -> String {
-        let Some(id) = self.exec.scheduler().held_back_by(key, self.now.mono) else { return String::new() };
-        let kept = self.keeping.rows.get(&id);
+        let id = self.exec.scheduler().held_back_by(key, self.now.mono);
+        id.map_or_else(String::new, |id| self.reserved_says(&id))
+    }
+
+    /// What is reserved, in words.
+    pub(in crate::core) fn reserved_says(&self, id: &JobId) -> String {
+        let kept = self.keeping.rows.get(id);
         kept.map_or_else(String::new, |k| {
             reserved_words(k.row.asked.gpus, &k.row.birth.tenant, k.row.asked.from, k.row.asked.until)
         })

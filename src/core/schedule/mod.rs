@@ -252,6 +252,8 @@ pub struct Scheduler<K> {
     elsewhere: Elsewhere<K>,
     kept: Since<K>,
     yielding: BTreeSet<K>,
+    /// Who waited, in the last pass, until enough is free beside the buffer, and of what priority.
+    buffer_waits: Option<(K, u8)>,
     /// Counts what may give another place or start to somebody who waits.
     changes: u64,
 }
@@ -281,6 +283,7 @@ impl<K: Copy + Ord> Scheduler<K> {
             elsewhere: Elsewhere::default(),
             kept: Since::new(),
             yielding: BTreeSet::new(),
+            buffer_waits: None,
             changes: 0,
         }
     }
@@ -606,6 +609,7 @@ impl<K: Copy + Ord> Scheduler<K> {
             self.consider(key, &mut pass);
         }
         self.note_keeps(now);
+        self.buffer_waits = pass.buffer_waits;
         pass.out
     }
 
@@ -656,14 +660,14 @@ impl<K: Copy + Ord> Scheduler<K> {
         let request = waiting.request.clone();
         if self.in_buffer(&key, &request) {
             // Others may pass it for a while; then what comes free beyond the buffer is kept for it.
-            let behind = pass.buffer_waits.is_some_and(|priority| request.priority <= priority);
+            let behind = pass.buffer_waits.is_some_and(|(_, priority)| request.priority <= priority);
             if !behind && !pass.joined && self.waited(&request, now) {
-                pass.buffer_waits = Some(request.priority);
+                pass.buffer_waits = Some((key, request.priority));
             }
             return;
         }
         if request.need.gpus > 0
-            && pass.buffer_waits.is_some_and(|priority| request.priority <= priority)
+            && pass.buffer_waits.is_some_and(|(_, priority)| request.priority <= priority)
             && !self.uses_buffer(&key, &request)
         {
             return;
@@ -834,8 +838,8 @@ struct Pass<K> {
     /// What is free beside promises, by which.
     beside: BTreeMap<u64, Books>,
     preempts: usize,
-    /// A request of this priority waits until enough is free beside the buffer.
-    buffer_waits: Option<u8>,
+    /// This one, of this priority, waits until enough is free beside the buffer.
+    buffer_waits: Option<(K, u8)>,
     /// Needs of those in front for which nothing is kept here.
     lean: Vec<Need>,
 }

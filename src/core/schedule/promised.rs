@@ -214,6 +214,8 @@ impl<K: Copy + Ord> Scheduler<K> {
             return None;
         }
         let made = || {
+            #[cfg(test)]
+            crate::base::work::count("books beside promises");
             let mut books = self.books.clone();
             self.withhold(&mut books, bits, &|_| false);
             books
@@ -247,13 +249,18 @@ impl<K: Copy + Ord> Scheduler<K> {
     pub fn held_back_by(&self, key: &K, now: Instant) -> Option<JobId> {
         let request = &self.waiting.get(key)?.request;
         let bits = self.conflicts(request, now);
-        let first = self.of_bits(bits).min_by_key(|p| (p.from, p.id))?.id;
+        let first = self.first_of(bits)?;
         let fits = |also: &[&Books]| {
             fit(&self.books, request.ranks, &request.need, &Choice { also, ..Choice::default() }).is_some()
         };
         let mut masks = BTreeMap::new();
         let beside = self.beside(bits, &mut masks)?;
         (fits(&[]) && !fits(&[beside])).then_some(first)
+    }
+
+    /// The one of these promises that begins first.
+    pub(super) fn first_of(&self, bits: u64) -> Option<JobId> {
+        self.of_bits(bits).min_by_key(|p| (p.from, p.id)).map(|p| p.id)
     }
 
     // The tenant's own.

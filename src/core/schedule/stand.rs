@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 
 use super::nodes::{Choice, fit};
 use super::{Request, Scheduler};
-use crate::base::{Bytes, Instant, MilliCpu, Span};
-use crate::core::books::{Need, NodeState, WHOLE};
+use crate::base::{Bytes, Instant, JobId, MilliCpu, Span};
+use crate::core::books::{Books, Need, NodeState, WHOLE};
 use crate::core::placement::Reason;
 
 /// Kinds of requests that are tried in one look; of others only their place is known.
 const KINDS_MAX: usize = 64;
+/// Sets of promises beside which is looked, each with a copy of the books.
+const BESIDE_MAX: usize = 8;
 
 /// Where a request stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,6 +22,12 @@ pub enum Stand<K> {
     Lacks(Lack),
     /// There is enough, and it is kept for another in front of it, which starts after this long, if that is known.
     Behind(K, Option<Span>),
+    /// There is enough, and it is kept for a tenant.
+    Promised(JobId),
+    /// There is enough only with what is kept free for others.
+    Buffer,
+    /// What is free beside that is kept for another in front of it, which may not use it either.
+    BehindBuffer(K),
     /// Nothing here holds it back.
     Fits,
 }
@@ -47,7 +55,22 @@ pub enum Lack {
 
 /// What one look has found so far, by kind of request: most of a queue is alike.
 #[derive(Debug, Default)]
-pub struct Looked(BTreeMap<(u32, Need), Option<Lack>>);
+pub struct Looked {
+    lacks: BTreeMap<(u32, Need), Option<Lack>>,
+    /// Also by the promises and the reservations that count for it.
+    kept: BTreeMap<(u32, Need, u64, u64), Option<Kept>>,
+    /// What is free beside promises, by which.
+    beside: BTreeMap<u64, Books>,
+}
+
+/// For whose sake something free is not given.
+#[derive(Debug, Clone, Copy)]
+enum Kept {
+    /// A tenant's reservation.
+    Promised(JobId),
+    /// The place among the scheduler's own reservations of the one in front.
+    Front(usize),
+}
 
 impl<K: Copy + Ord> Scheduler<K> {
     /// None where nothing waits under this key, or where too many kinds were looked at before.
@@ -60,31 +83,89 @@ impl<K: Copy + Ord> Scheduler<K> {
             }
         }
         let kind = (request.ranks, request.need.clone());
-        let lack = match looked.0.get(&kind) {
+        let lack = match looked.lacks.get(&kind) {
             Some(lack) => lack.clone(),
-            None if looked.0.len() >= KINDS_MAX => return None,
+            None if looked.lacks.len() >= KINDS_MAX => return None,
             None => {
                 let lack = self.lack(request);
-                looked.0.insert(kind, lack.clone());
+                looked.lacks.insert(kind, lack.clone());
                 lack
             }
         };
         if let Some(lack) = lack {
             return Some(Stand::Lacks(lack));
         }
+        if self.buffered(key) {
+            return Some(Stand::Buffer);
+        }
+        let kept = self.kept_from(key, request, now, looked)?;
+        if let Some(Kept::Promised(id)) = kept {
+            return Some(Stand::Promised(id));
+        }
+        // Of what is free a part is promised and idle: the rest is the buffer.
+        if self.in_buffer(key, request) {
+            return Some(Stand::Buffer);
+        }
+        let behind = |(first, priority): &(K, u8)| {
+            let waits = first != key && self.waiting.contains_key(first);
+            waits && request.need.gpus > 0 && request.priority <= *priority
+        };
+        if let Some((first, _)) = self.buffer_waits.filter(behind).filter(|_| !self.uses_buffer(key, request))
+        {
+            return Some(Stand::BehindBuffer(first));
+        }
+        let front = match kept {
+            Some(Kept::Front(at)) => self.reservations.get(at),
+            _ => None,
+        };
+        Some(front.map_or(Stand::Fits, |r| Stand::Behind(r.key, r.at.map(|at| at.since(now)))))
+    }
+
+    /// For whose sake a request that would fit does not start, as `consider` decides it: outer none where too many kinds
+    /// were looked at before.
+    fn kept_from(
+        &self,
+        key: &K,
+        request: &Request,
+        now: Instant,
+        looked: &mut Looked,
+    ) -> Option<Option<Kept>> {
         let ends = request.max_runtime.map(|run| now + super::SLACK + run);
-        let bars = |r: &&super::Reservation<K>| {
+        let bars = |r: &super::Reservation<K>| {
             let in_time = ends.is_some_and(|end| r.at.is_some_and(|at| end <= at));
             r.binding && r.key != *key && r.priority >= request.priority && !in_time
         };
-        for r in self.reservations.iter().filter(bars) {
-            let also = [&r.future];
-            let choice = Choice { also: &also, ..Choice::default() };
-            if fit(&self.books, request.ranks, &request.need, &choice).is_none() {
-                return Some(Stand::Behind(r.key, r.at.map(|at| at.since(now))));
-            }
+        let barring = self.reservations.iter().enumerate().filter(|(_, r)| bars(r));
+        let barring: Vec<(usize, &Books)> = barring.map(|(at, r)| (at, &r.future)).collect();
+        let promises = self.conflicts(request, now);
+        let which = barring.iter().fold(0, |bits, (at, _)| bits | 1u64 << (at % 64));
+        let kind = (request.ranks, request.need.clone(), promises, which);
+        if let Some(kept) = looked.kept.get(&kind) {
+            return Some(*kept);
         }
-        Some(Stand::Fits)
+        let copies =
+            promises == 0 || looked.beside.contains_key(&promises) || looked.beside.len() < BESIDE_MAX;
+        if looked.kept.len() >= KINDS_MAX || !copies {
+            return None;
+        }
+        let beside = self.beside(promises, &mut looked.beside);
+        let fits = |also: &[&Books]| {
+            let choice = Choice { also, ..Choice::default() };
+            fit(&self.books, request.ranks, &request.need, &choice).is_some()
+        };
+        let beside: Vec<&Books> = beside.into_iter().collect();
+        let kept = if !beside.is_empty() && !fits(&beside) {
+            self.first_of(promises).map(Kept::Promised)
+        } else {
+            // Each by itself may leave room that all together do not.
+            let all: Vec<&Books> = barring.iter().map(|(_, future)| *future).chain(beside).collect();
+            let barred = !barring.is_empty() && !fits(&all);
+            let alone = || barring.iter().find(|(_, future)| !fits(&[*future]));
+            let first = if barred { alone().or(barring.first()) } else { None };
+            first.map(|(at, _)| Kept::Front(*at))
+        };
+        looked.kept.insert(kind, kept);
+        Some(kept)
     }
 
     /// What is missing for a request if nobody else waited; none where nothing is.
@@ -143,3 +224,7 @@ impl std::fmt::Display for Lack {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "stand_tests.rs"]
+mod tests;

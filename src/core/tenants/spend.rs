@@ -141,9 +141,16 @@ impl Peer {
             }
             Some(want) => want,
         });
-        match &spender.why {
-            Some(why) => format!("tenant {tenant}: {why}"),
-            None => format!("a share of what tenant {tenant} may use is asked for"),
+        self.quota_says(tenant)
+    }
+
+    /// Why a claim of this tenant that its limits hold back waits, in words.
+    pub(in crate::core) fn quota_says(&self, tenant: &str) -> String {
+        match self.tenants.spenders.get(tenant).map(|s| (s.why.as_ref(), s.want)) {
+            Some((Some(why), _)) => format!("tenant {tenant}: {why}"),
+            Some((None, Some(_))) => format!("a share of what tenant {tenant} may use is asked for"),
+            // Nothing is asked for yet: others that are held back come first.
+            _ => format!("tenant {tenant} holds no share here that it would fit"),
         }
     }
 

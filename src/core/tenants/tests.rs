@@ -308,3 +308,53 @@ fn peers_agree_on_one_of_two_ledgers_and_keep_the_newest_limits() {
     let absurd = Card { limits: Limits { weight: 0, ..Limits::default() }, ..card(3, 9, 1) };
     assert!(!solo.peer.learn_card(&absurd));
 }
+
+impl Solo {
+    /// Why each claim waits, as the queue says.
+    fn whys(&mut self) -> Vec<String> {
+        let look = crate::core::api::Look { claims: 1_000, reasons: true };
+        match self.ask(ClientRequest::Inspect(look)) {
+            ClientResponse::Inspect(report) => report.queue.into_iter().map(|c| c.why).collect(),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// More is asked for only for the first that are held back; the others wait for the same reason.
+#[test]
+fn however_many_a_limit_holds_back_each_says_so() {
+    let mut solo = Solo::new();
+    solo.limit(LimitsPatch { gpus: Some(Some(4)), ..LimitsPatch::default() });
+    solo.submit(FOUR);
+    solo.submit("{run: x, tenant: other, resources: {gpus: 4}}");
+    for _ in 0..40 {
+        solo.submit(FOUR);
+    }
+    assert_eq!(solo.running.len(), 2);
+    assert!(solo.whys().iter().all(|why| why == "0 of 4 GPUs wanted are free"), "{:?}", solo.whys());
+    solo.running.reverse();
+    solo.end_one();
+    solo.pass(5);
+    let whys = solo.whys();
+    assert_eq!((solo.running.len(), whys.len()), (1, 40));
+    let wrong: Vec<_> = whys.iter().filter(|why| !why.contains("0 of 4 GPUs are left")).collect();
+    assert!(wrong.is_empty(), "{} of them: {:?}", wrong.len(), wrong[0]);
+}
+
+/// Nothing is limited any more: nobody hears of a limit.
+#[test]
+fn limits_that_have_ended_hold_nobody_back() {
+    let mut solo = Solo::new();
+    solo.limit(LimitsPatch { gpus: Some(Some(4)), ..LimitsPatch::default() });
+    for _ in 0..2 {
+        solo.submit(FOUR);
+    }
+    solo.pass(5);
+    assert!(solo.whys()[0].contains("tenant t: "), "{:?}", solo.whys());
+    solo.submit("{run: x, tenant: other, resources: {gpus: 4}}");
+    solo.pass(5);
+    assert_eq!(solo.running.len(), 2);
+    solo.ask(ClientRequest::TenantSet { tenant: "t".into(), patch: None });
+    solo.pass(5);
+    assert_eq!(solo.whys(), ["0 of 4 GPUs wanted are free"]);
+}

@@ -14,9 +14,10 @@ use tokio::time::Instant;
 
 use super::input::{self, Bounded, NoBody, Q, Segment};
 use super::limits::Caller;
+use super::local::{CLAIMS_DEFAULT, report_of};
 use super::{Api, ApiError, ApiResult, resolve};
 use crate::base::{Epoch, JobId, PeerName, Span};
-use crate::core::api::{AttemptView, InspectReport, JobFilter};
+use crate::core::api::{AttemptView, JobFilter, Look};
 use crate::core::{ClientRequest, ClientResponse};
 use crate::model::array::After;
 use crate::model::report::{Liveness, View};
@@ -32,7 +33,7 @@ const URI_BYTES_MAX: usize = 2_048;
 const OWNER_ANSWERS_WITHIN: Duration = Duration::from_secs(4);
 /// Queues that are asked who is ahead, how long, and how many are named.
 const QUEUES_ASKED_MAX: usize = 8;
-const QUEUE_ANSWERS_WITHIN: Duration = Duration::from_secs(1);
+const QUEUE_ANSWERS_WITHIN: Span = Span::secs(1);
 const AHEAD_MAX: usize = 5;
 
 #[derive(Deserialize)]
@@ -162,20 +163,10 @@ pub async fn get(State(api): State<Api>, id: Segment) -> ApiResult<Json<JobDocum
 /// How far what its attempt needs has come, as its cluster says; none where it runs or does not answer in time.
 pub async fn staging(api: &Api, record: &JobRecord) -> Option<Staging> {
     let placement = record.placement.as_ref().filter(|_| record.state == JobState::Placed)?;
-    let core = core_of(api, &placement.cluster).await?;
+    let core = report_of(api, &placement.cluster, Look::default(), QUEUE_ANSWERS_WITHIN).await.ok()?;
     let mine = |a: &&AttemptView| a.job == record.id() && a.epoch == record.epoch;
     // Of another peer, perhaps of another version.
     Some(core.attempts.iter().find(mine)?.staging.clone()?.bounded())
-}
-
-/// What a cluster's core reports of itself; none where it does not answer in time.
-async fn core_of(api: &Api, cluster: &PeerName) -> Option<InspectReport> {
-    if *cluster == api.handle.about().name {
-        return super::local::core_report(api).await.ok();
-    }
-    let ask = resolve::ask(api, cluster, "GET", "/v1/local/inspect".into());
-    let bytes = tokio::time::timeout(QUEUE_ANSWERS_WITHIN, ask).await.ok()?.ok()?;
-    serde_json::from_slice::<InspectDocument>(&bytes).ok().map(|d| d.core)
 }
 
 /// `GET /v1/jobs/{id}/record`
@@ -226,7 +217,9 @@ async fn who_is_ahead(api: &Api, job: JobId, why: &mut WhyDocument) {
     let waits = |row: &CandidateDocument| row.queue_place.is_some_and(|n| n > 0);
     let asked = why.clusters.iter_mut().filter(|row| waits(row)).take(QUEUES_ASKED_MAX);
     let answers = asked.map(|row| async {
-        let queue = core_of(api, &row.cluster).await.map(|r| r.queue).unwrap_or_default();
+        let look = Look { claims: CLAIMS_DEFAULT, reasons: false };
+        let report = report_of(api, &row.cluster, look, QUEUE_ANSWERS_WITHIN).await;
+        let queue = report.map(|r| r.queue).unwrap_or_default();
         row.ahead = queue
             .iter()
             .filter(|c| !c.granted)

@@ -1,21 +1,25 @@
 //! What this peer itself holds; other peers ask these routes through `serve_proxy`.
 
-use std::time::Duration;
-
 use axum::Json;
 use axum::extract::State;
+use serde::Deserialize;
 
 use super::input::{Q, Segment};
 use super::jobs::{ListQuery, why_here};
 use super::resolve::place_text;
 use super::{Api, ApiError, ApiResult, resolve};
-use crate::base::PeerName;
-use crate::core::api::{InspectReport, JobFilter};
+use crate::base::{PeerName, Span};
+use crate::core::api::{InspectReport, JobFilter, Look};
 use crate::core::{ClientRequest, ClientResponse};
+use crate::runtime::CallError;
 use crate::surface::documents::{InspectDocument, JobDocument, JobList, WhyDocument};
 
 /// Another peer is asked for its insides for so long.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
+pub const ANSWERS_WITHIN: Span = Span::secs(2);
+/// Claims of a queue that are told where nobody says how many,
+pub const CLAIMS_DEFAULT: usize = 1_000;
+/// and at most, so that an answer stays below what is read of another peer.
+pub const CLAIMS_MAX: usize = 10_000;
 
 /// `GET /v1/local/jobs`
 pub async fn jobs(State(api): State<Api>, Q(query): Q<ListQuery>) -> ApiResult<Json<JobList>> {
@@ -35,29 +39,49 @@ pub async fn why(State(api): State<Api>, id: Segment) -> ApiResult<Json<WhyDocum
 }
 
 /// The core's own report.
-pub async fn core_report(api: &Api) -> ApiResult<InspectReport> {
-    match api.call(ClientRequest::Inspect).await? {
+pub async fn core_report(api: &Api, look: Look) -> ApiResult<InspectReport> {
+    match api.call(ClientRequest::Inspect(look)).await? {
         ClientResponse::Inspect(report) => Ok(*report),
         _ => Err(ApiError::Internal("inspect")),
     }
 }
 
-/// The core's report of another peer, or of this one.
-pub async fn report_of(api: &Api, name: &PeerName) -> ApiResult<InspectReport> {
+/// The core's report of another peer, asked for at most so long, or of this one.
+pub async fn report_of(api: &Api, name: &PeerName, look: Look, within: Span) -> ApiResult<InspectReport> {
     if *name == api.handle.about().name {
-        return core_report(api).await;
+        return core_report(api, look).await;
     }
-    let asked = resolve::ask(api, name, "GET", "/v1/local/inspect".into());
-    let bytes = tokio::time::timeout(ANSWERS_WITHIN, asked).await.map_err(|_| {
-        ApiError::Conflict(format!("{name} did not answer within {} s", ANSWERS_WITHIN.as_secs()))
-    })??;
+    // A peer of an older version tells all, whatever is asked.
+    let uri = format!("/v1/local/inspect?claims={}&reasons={}", look.claims, look.reasons);
+    let asked = resolve::ask(api, name, "GET", uri);
+    let silent = |_| CallError::Timeout(name.clone(), within);
+    let bytes = tokio::time::timeout(within.to_std(), asked).await.map_err(silent)??;
     let read: InspectDocument =
         serde_json::from_slice(&bytes).map_err(|_| ApiError::Internal("inspect of another peer"))?;
-    Ok(read.core)
+    let mut core = read.core;
+    core.queue_total.get_or_insert(core.queue.len() as u64);
+    core.queue.truncate(look.claims);
+    Ok(core)
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct InspectQuery {
+    claims: usize,
+    reasons: bool,
+}
+
+impl Default for InspectQuery {
+    fn default() -> Self {
+        Self { claims: CLAIMS_DEFAULT, reasons: true }
+    }
 }
 
 /// `GET /v1/local/inspect`
-pub async fn inspect(State(api): State<Api>) -> ApiResult<Json<InspectDocument>> {
-    let core = core_report(&api).await?;
+pub async fn inspect(State(api): State<Api>, Q(query): Q<InspectQuery>) -> ApiResult<Json<InspectDocument>> {
+    if query.claims > CLAIMS_MAX {
+        return Err(ApiError::BadRequest(format!("claims: more than {CLAIMS_MAX}")));
+    }
+    let core = core_report(&api, Look { claims: query.claims, reasons: query.reasons }).await?;
     Ok(Json(InspectDocument { peer: api.handle.about().name, core }))
 }

@@ -16,7 +16,7 @@ use serde::Deserialize;
 use super::input::{Q, Segment};
 use super::{Api, ApiError, ApiResult, local, resolve};
 use crate::base::{Epoch, JobId, PeerName};
-use crate::core::api::AttemptKey;
+use crate::core::api::{AttemptKey, Look};
 use crate::runtime::ProxyRequest;
 use crate::surface::documents::JobDocument;
 use follow::{Reader, Source, sources};
@@ -211,7 +211,7 @@ impl Streaming {
 /// More of this attempt may come. The cluster's own books are asked first, being near; an attempt that
 /// is not in them (yet or any more) is looked up in the record.
 async fn lives(api: &Api, key: AttemptKey, has_logs: bool) -> bool {
-    if let Ok(report) = local::core_report(api).await
+    if let Ok(report) = local::core_report(api, Look::default()).await
         && let Some(attempt) = report.attempts.iter().find(|a| (a.job, a.epoch) == (key.job, key.epoch))
     {
         return attempt.phase != "closing";

@@ -12,6 +12,7 @@ use super::input::{self, Bounded, NoBody, Q, Segment};
 use super::{Api, ApiError, ApiResult, local, resolve};
 use crate::backends::local::clock;
 use crate::base::{PeerName, Span, WallTime};
+use crate::core::api::Look;
 use crate::model::report::{Liveness, MemberView};
 use crate::surface::documents::*;
 use crate::surface::seams;
@@ -55,14 +56,29 @@ pub async fn cluster(
     })
 }
 
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct QueueQuery {
+    limit: Option<usize>,
+}
+
 /// `GET /v1/clusters/{name}/queue`
-pub async fn queue(State(api): State<Api>, name: Segment) -> ApiResult<Json<QueueDocument>> {
+pub async fn queue(
+    State(api): State<Api>,
+    name: Segment,
+    Q(query): Q<QueueQuery>,
+) -> ApiResult<Json<QueueDocument>> {
+    let claims = query.limit.unwrap_or(local::CLAIMS_DEFAULT);
+    if claims == 0 || claims > local::CLAIMS_MAX {
+        return Err(ApiError::BadRequest(format!("limit: not in 1 to {}", local::CLAIMS_MAX)));
+    }
     let name = name.peer()?;
     if !api.handle.view().members.contains_key(&name) {
         return Err(ApiError::NotFound(format!("cluster {name} in this mesh")));
     }
-    let report = local::report_of(&api, &name).await?;
-    Ok(Json(QueueDocument::new(name, &report.queue)))
+    let look = Look { claims, reasons: true };
+    let report = local::report_of(&api, &name, look, local::ANSWERS_WITHIN).await?;
+    Ok(Json(QueueDocument::new(name, &report)))
 }
 
 /// `GET /v1/links`
@@ -215,15 +231,13 @@ async fn may_leave(api: &Api, name: &PeerName) -> ApiResult<()> {
     if !alive(name) || others < OTHERS_NEEDED {
         return Ok(());
     }
-    let asked = super::resolve::ask(api, name, "GET", "/v1/local/inspect".into()).await;
+    let asked = local::report_of(api, name, Look::default(), local::ANSWERS_WITHIN).await;
     let silent = || {
         ApiError::Conflict(format!(
             "{name} looks alive and does not say how many records it holds: ask again shortly, or add --force"
         ))
     };
-    let inspect: InspectDocument = serde_json::from_slice(&asked.map_err(|_| silent())?)
-        .map_err(|_| ApiError::Internal("inspect of another peer"))?;
-    match inspect.core.records {
+    match asked.map_err(|_| silent())?.records {
         0 => Ok(()),
         records => Err(ApiError::StillHome(name.clone(), records as u64)),
     }

@@ -12,7 +12,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
 use super::{Api, local};
-use crate::core::api::{BOUNDS_MS, InspectReport};
+use crate::core::api::{BOUNDS_MS, InspectReport, Look};
 use crate::model::report::Liveness;
 use crate::surface::documents::{HealthDocument, boottime_now, wall_now};
 
@@ -51,7 +51,7 @@ const EVENTS_ALWAYS: [&str; 3] = ["job.placed", "job.lost_contact", "invariant.v
 /// `GET /metrics`
 pub async fn metrics(State(api): State<Api>) -> Response {
     let mut out = with_help(&api.handle.metrics());
-    if let Ok(report) = local::core_report(&api).await {
+    if let Ok(report) = local::core_report(&api, Look::default()).await {
         core_lines(&mut out, &report);
     }
     peer_lines(&mut out, &api);
@@ -115,8 +115,8 @@ fn core_lines(out: &mut String, report: &InspectReport) {
     gauge(out, "starling_records", "Records held as a home.", report.records);
     gauge(out, "starling_records_live", "Records held as a home that are not final.", report.records_live);
     gauge(out, "starling_attempts", "Attempts at this cluster that are not closed.", report.attempts.len());
-    gauge(out, "starling_claims", "Claims in this cluster's queue.", report.queue.len());
-    let oldest = report.queue.iter().map(|c| c.age).max().unwrap_or_default();
+    gauge(out, "starling_claims", "Claims in this cluster's queue.", report.queue_total.unwrap_or(0));
+    let oldest = report.queue_oldest.unwrap_or_default();
     gauge(
         out,
         "starling_claim_oldest_seconds",
@@ -348,7 +348,7 @@ fn export_lines(out: &mut String, api: &Api) {
 
 /// `GET /healthz`: 200 while the core answers, 503 otherwise.
 pub async fn healthz(State(api): State<Api>) -> Response {
-    match local::core_report(&api).await {
+    match local::core_report(&api, Look::default()).await {
         Ok(_) => Json(HealthDocument { ok: true }).into_response(),
         Err(_) => (StatusCode::SERVICE_UNAVAILABLE, Json(HealthDocument { ok: false })).into_response(),
     }

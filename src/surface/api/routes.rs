@@ -52,6 +52,10 @@ const HISTORY: &[(&str, &str, &str)] = &[
     ("tenant", "string", "only about jobs of this tenant"),
     ("limit", "integer", "at most so many, newest first (1 to 10000, default 200)"),
 ];
+const INSPECT: &[(&str, &str, &str)] = &[
+    ("claims", "integer", "of its queue the first so many (0 to 10000, default 1000)"),
+    ("reasons", "boolean", "also why each waits (default true)"),
+];
 const CLUSTER: &[(&str, &str, &str)] = &[("cluster", "string", "another cluster than the one asked")];
 
 macro_rules! route {
@@ -84,7 +88,7 @@ pub(crate) const ROUTES: &[Route] = &[
     route!("POST" "/v1/jobs/{id}/checkpoint" "Publish a checkpoint; one of an older epoch is refused" &[], JSON, post(jobs::checkpoint)),
     route!("GET" "/v1/clusters" "Clusters as this peer sees them" &[], JSON, get(mesh::clusters)),
     route!("GET" "/v1/clusters/{name}" "One cluster" &[("report", "boolean", "the member status report instead")], JSON, get(mesh::cluster)),
-    route!("GET" "/v1/clusters/{name}/queue" "What waits at one cluster, in order, with the reason of each" &[], JSON, get(mesh::queue)),
+    route!("GET" "/v1/clusters/{name}/queue" "What waits at one cluster, in order, with the reason of each" &[("limit", "integer", "the first so many (1 to 10000, default 1000)")], JSON, get(mesh::queue)),
     route!("GET" "/v1/links" "RTT, loss and bandwidth between clusters" &[], JSON, get(mesh::links)),
     route!("GET" "/v1/view" "Capacity as a tree: pool, region, cluster" &[], JSON, get(mesh::view)),
     route!("GET" "/v1/peer" "The peer that answers" &[], JSON, get(mesh::peer)),
@@ -117,7 +121,7 @@ pub(crate) const ROUTES: &[Route] = &[
     route!("GET" "/v1/local/jobs/{id}/why" "As this very peer explains it" &[], JSON, get(local::why)),
     route!("GET" "/v1/local/jobs/{id}/logs" "Logs of an attempt at this very cluster; epoch is needed" LOGS, "text/plain", get(logs::local_logs)),
     route!("GET" "/v1/local/tenants" "What this very cluster holds and uses of each tenant's limits" &[], JSON, get(tenants::local)),
-    route!("GET" "/v1/local/inspect" "This peer's insides" &[], JSON, get(local::inspect)),
+    route!("GET" "/v1/local/inspect" "This peer's insides" INSPECT, JSON, get(local::inspect)),
     route!("GET" "/v1/openapi.json" "This API as an OpenAPI 3.1 document" &[], JSON, get(openapi::document)),
     route!("GET" "/v1/doctor" "Looks the peer and the mesh over and says what to do" &[], JSON, get(doctor::doctor)),
     route!("GET" "/metrics" "Metrics in OpenMetrics' text format" &[], "application/openmetrics-text", get(metrics::metrics)),

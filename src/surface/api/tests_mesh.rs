@@ -4,6 +4,9 @@ use serde_json::json;
 
 use super::router;
 use super::tests::{json_of, send};
+use crate::base::{JobId, Span};
+use crate::core::api::{ClaimView, InspectReport, Look};
+use crate::surface::documents::InspectDocument;
 use crate::surface::fake::{Fake, name};
 
 #[tokio::test]
@@ -162,4 +165,88 @@ async fn events_stream() {
     let next = tokio::time::timeout(std::time::Duration::from_secs(20), body.next()).await.expect("in time");
     let text = String::from_utf8(next.expect("chunk").expect("bytes").to_vec()).expect("text");
     assert!(text.contains("event: job.changed") && text.contains(&id.to_string()), "{text}");
+}
+
+fn claim(n: u16) -> ClaimView {
+    let mut job = [0; 20];
+    job[..2].copy_from_slice(&n.to_be_bytes());
+    ClaimView {
+        job: JobId(job),
+        owner: name("a"),
+        priority: 50,
+        gpus: 8,
+        granted: false,
+        age: Span::secs(n.into()),
+        why: "3 of 8 GPUs wanted are free".into(),
+        starts_in: None,
+    }
+}
+
+#[tokio::test]
+async fn a_queue_is_told_as_far_as_is_asked_with_how_many_there_are() {
+    let (a, b) = (Fake::new("a"), Fake::new("b"));
+    b.state.lock().expect("state").queue = (1..=1_003).map(claim).collect();
+    a.knows("b", Some(router(b.clone())));
+    let app = router(a.clone());
+    for (query, claims) in [("", 1_000), ("?limit=2", 2), ("?limit=10000", 1_003)] {
+        let (status, queue) = json_of(&app, "GET", &format!("/v1/clusters/b/queue{query}"), "").await;
+        assert_eq!((status, queue["claims"].as_array().map(Vec::len)), (200, Some(claims)), "{query}");
+        assert_eq!((&queue["total"], &queue["claims"][1]["place"]), (&json!(1_003), &json!(2)), "{query}");
+    }
+    let looks: Vec<Look> = std::mem::take(&mut b.state.lock().expect("state").looks);
+    let asked: Vec<usize> = looks.iter().filter(|l| l.reasons).map(|l| l.claims).collect();
+    assert_eq!(asked, [1_000, 2, 10_000], "no more is looked at than is told");
+    for bad in ["limit=0", "limit=10001", "limit=x", "claims=1"] {
+        let (status, answer) = json_of(&app, "GET", &format!("/v1/clusters/b/queue?{bad}"), "").await;
+        assert_eq!((status, &answer["error"]["code"]), (400, &json!("bad_request")), "{bad}");
+    }
+    let app = router(b);
+    let (_, inspect) = json_of(&app, "GET", "/v1/local/inspect?claims=3&reasons=false", "").await;
+    assert_eq!(inspect["core"]["queue"].as_array().map(Vec::len), Some(3));
+    assert_eq!(
+        (&inspect["core"]["queue_total"], inspect["core"]["queue"][0].get("why")),
+        (&json!(1_003), None)
+    );
+    assert_eq!(json_of(&app, "GET", "/v1/local/inspect?claims=10001", "").await.0, 400);
+}
+
+/// One of the version before does not read what is asked, and tells all without their number.
+#[tokio::test]
+async fn a_queue_of_an_older_version_is_cut() {
+    let a = Fake::new("a");
+    let core = InspectReport { queue: (1..=5).map(claim).collect(), ..InspectReport::default() };
+    let old = move || async move { axum::Json(InspectDocument { peer: name("b"), core }) };
+    a.knows("b", Some(axum::Router::new().route("/v1/local/inspect", axum::routing::get(old))));
+    let (status, queue) = json_of(&router(a), "GET", "/v1/clusters/b/queue?limit=2", "").await;
+    assert_eq!((status, queue["claims"].as_array().map(Vec::len)), (200, Some(2)), "{queue}");
+    assert_eq!(queue["total"], 5);
+}
+
+#[tokio::test]
+async fn a_peer_that_stays_silent_is_no_conflict() {
+    let a = Fake::new("a");
+    let never = axum::routing::get(std::future::pending::<String>);
+    a.knows("b", Some(axum::Router::new().route("/v1/local/inspect", never)));
+    let (status, answer) = json_of(&router(a), "GET", "/v1/clusters/b/queue", "").await;
+    assert_eq!((status, &answer["error"]["code"]), (504, &json!("timeout")), "{answer}");
+    assert!(
+        answer["error"]["message"].as_str().is_some_and(|m| m.contains("b did not answer within")),
+        "{answer}"
+    );
+}
+
+/// What is asked many times a second leaves the queue alone.
+#[tokio::test]
+async fn health_metrics_and_facts_do_not_look_into_the_queue() {
+    let a = Fake::new("a");
+    a.state.lock().expect("state").queue = (1..=3).map(claim).collect();
+    let app = router(a.clone());
+    assert_eq!(send(&app, "GET", "/healthz", "").await.0, 200);
+    let text = String::from_utf8(send(&app, "GET", "/metrics", "").await.1).expect("text");
+    assert!(
+        text.contains("\nstarling_claims 3\n") && text.contains("\nstarling_claim_oldest_seconds 3"),
+        "{text}"
+    );
+    let looks = std::mem::take(&mut a.state.lock().expect("state").looks);
+    assert_eq!(looks, [Look::default(); 2]);
 }

@@ -72,7 +72,8 @@ pub async fn list(asking: &Asking, args: JobsArgs) -> CommandResult {
 
 /// `starling queue --at CLUSTER`
 async fn queue(asking: &Asking, cluster: &PeerName, limit: usize) -> CommandResult {
-    let queue: QueueDocument = asking.client.get(&format!("/v1/clusters/{cluster}/queue")).await?;
+    let uri = format!("/v1/clusters/{cluster}/queue?limit={limit}");
+    let queue: QueueDocument = asking.client.get(&uri).await?;
     let mut table =
         Table::new(asking.style, &["PLACE", "ID", "GPUS", "PRIO", "OWNER", "WAITED", "STARTS IN", "WHY"]);
     for c in queue.claims.iter().take(limit) {
@@ -87,7 +88,8 @@ async fn queue(asking: &Asking, cluster: &PeerName, limit: usize) -> CommandResu
             if c.why.is_empty() { "-".into() } else { plain(&c.why) },
         ]);
     }
-    let more = queue.claims.len().saturating_sub(limit);
+    let shown = queue.claims.len().min(limit) as u64;
+    let more = queue.total.unwrap_or(queue.claims.len() as u64).saturating_sub(shown);
     let mut text =
         if queue.claims.is_empty() { format!("nothing waits at {cluster}\n") } else { table.render() };
     if more > 0 {

@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::base::{JobId, PeerName, Span};
-use crate::core::api::ClaimView;
+use crate::core::api::{ClaimView, InspectReport};
 use crate::model::QueueReport;
 use crate::model::partitions::SlurmReport;
 use crate::model::report::{MemberView, NodeCapacity, NodesOut};
@@ -164,6 +164,9 @@ pub struct QueueDocument {
     pub cluster: PeerName,
     /// What waits: first those that hold a grant.
     pub claims: Vec<ClaimDocument>,
+    /// How many there are, of which `claims` has the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub total: Option<u64>,
 }
 
 /// A claim in a cluster's queue.
@@ -185,13 +188,13 @@ pub struct ClaimDocument {
     pub waited_ms: u64,
     /// How long until it starts, if that can be known.
     pub starts_in_ms: Option<u64>,
-    /// Why it waits, in words and numbers; empty where it is far behind, and of a cluster of an older version.
+    /// Why it waits, in words and numbers; empty where it is far behind or one of too many kinds, and of a cluster of an older version.
     pub why: String,
 }
 
 impl QueueDocument {
     /// A cluster's queue as its core tells it.
-    pub fn new(cluster: PeerName, queue: &[ClaimView]) -> Self {
+    pub fn new(cluster: PeerName, report: &InspectReport) -> Self {
         let claim = |(n, c): (usize, &ClaimView)| ClaimDocument {
             place: n as u64 + 1,
             job: c.job,
@@ -203,7 +206,11 @@ impl QueueDocument {
             starts_in_ms: c.starts_in.map(Span::as_millis),
             why: c.why.clone(),
         };
-        Self { cluster, claims: queue.iter().enumerate().map(claim).collect() }
+        Self {
+            cluster,
+            claims: report.queue.iter().enumerate().map(claim).collect(),
+            total: report.queue_total,
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::PoisonError;
 
 use crate::base::{Instant, Span};
 use crate::core::alerts::{Facts, TenantUse, Window};
+use crate::core::api::Look;
 use crate::core::{ClientRequest, ClientResponse};
 use crate::model::tenant::Limits;
 use crate::surface::api::{Api, local};
@@ -39,7 +40,7 @@ pub struct Measured {
 impl Measured {
     /// Takes a sample and says how things stand.
     pub async fn facts(&mut self, api: &Api) -> Facts {
-        let report = local::core_report(api).await.unwrap_or_default();
+        let report = local::core_report(api, Look::default()).await.unwrap_or_default();
         let now = self.sample(api, report.counters.get("register_timeouts").copied().unwrap_or(0));
         let view = api.handle.view();
         let about = api.handle.about();

@@ -215,3 +215,12 @@ fn what_was_said_and_silenced_is_there_after_a_restart() {
     std::fs::write(folder.path().join("incidents.json"), "{\"marks\": 7}").expect("written");
     assert!(durable::load(folder.path()).is_err());
 }
+
+/// Facts are taken all the time: the queue is left alone for them.
+#[tokio::test]
+async fn facts_do_not_look_into_the_queue() {
+    let fake = crate::surface::fake::Fake::new("a");
+    let api = crate::surface::api::Api::new(fake.clone(), Default::default());
+    facts::Measured::default().facts(&api).await;
+    assert_eq!(fake.state.lock().expect("state").looks, [crate::core::api::Look::default()]);
+}

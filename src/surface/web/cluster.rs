@@ -8,13 +8,15 @@ use axum::extract::State;
 use super::html::{self, Gpus, ago, brief, cell, cut, esc, number, panel};
 use super::{Answer, Page, alone, answer, asked_now, clusters as cluster_list, notice, told};
 use crate::base::Bytes;
-use crate::core::api::InspectReport;
+use crate::core::api::{InspectReport, Look};
 use crate::surface::api::input::Segment;
 use crate::surface::api::{Api, ApiError, history, local};
 use crate::surface::documents::{ClusterDocument, HistoryEntry};
 
 /// Rows of a queue that are shown.
 const ROWS_MAX: usize = 200;
+/// Characters of what another peer says of a claim.
+const WHY_MAX: usize = 200;
 /// Events that are shown.
 const EVENTS_SHOWN: usize = 20;
 
@@ -34,7 +36,7 @@ pub async fn clusters(State(api): State<Api>) -> Answer {
              <td class=\"tight opt\">{}</td><td>{}</td>{}{}{}{}<td class=\"n opt\">{}</td><td class=\"n opt\">{}</td><td class=\"n opt\">{:.2}</td><td class=\"tight opt\">{} {}</td><td class=n>{}</td></tr>",
             html::word(html::standing(c)),
             esc(&c.region),
-            gpus.bar(),
+            html::told_bar(c),
             html::told_cell(c, gpus.free),
             html::told_cell(c, gpus.total()),
             html::told_cell(c, c.running.into()),
@@ -73,8 +75,11 @@ pub async fn cluster(State(api): State<Api>, name: Result<Segment, ApiError>) ->
         let list = cluster_list(&api).await;
         let found = list.clusters.iter().find(|c| c.name == name);
         let c = found.ok_or_else(|| ApiError::NotFound(format!("cluster {name} in this mesh")))?;
-        let (inside, past) =
-            tokio::join!(local::report_of(&api, &name), history::of_peer(&api, &name, EVENTS_SHOWN));
+        let look = Look { claims: ROWS_MAX, reasons: true };
+        let (inside, past) = tokio::join!(
+            local::report_of(&api, &name, look, local::ANSWERS_WITHIN),
+            history::of_peer(&api, &name, EVENTS_SHOWN)
+        );
         let mut body = alone(&api).to_owned() + &heading(c);
         let samples = api.memory.samples();
         let of = |s: &super::memory::Sample| {
@@ -165,13 +170,13 @@ fn facts(c: &ClusterDocument) -> String {
     let labels: Vec<String> = c.labels.iter().map(|(k, v)| format!("{}={}", esc(k), esc(v))).collect();
     let free = format!("{:.1} CPU, {} memory", c.cpus_free_milli as f64 / 1e3, Bytes(c.memory_free_bytes));
     let percent = |share: f64| format!("{:.0} %", 100.0 * share);
+    let told_it = |text: String| if c.age_ms.is_some() { text } else { "–".into() };
+    let all =
+        format!("{} used, {} reserved, {} free of {}", gpus.used, gpus.reserved, gpus.free, gpus.total());
     let mut rows: Vec<(&str, String)> = vec![
-        (
-            "GPUs",
-            format!("{} used, {} reserved, {} free of {}", gpus.used, gpus.reserved, gpus.free, gpus.total()),
-        ),
-        ("Free", free),
-        ("Work", format!("{} run, {} wait for {} GPUs", c.running, c.queued, c.queued_gpus)),
+        ("GPUs", told_it(all)),
+        ("Free", told_it(free)),
+        ("Work", told_it(format!("{} run, {} wait for {} GPUs", c.running, c.queued, c.queued_gpus))),
         (
             "Backend",
             format!(
@@ -192,7 +197,7 @@ fn facts(c: &ClusterDocument) -> String {
         rows.push(("Labels", labels.join(" ")));
     }
     let rows: String = rows.iter().map(|(k, v)| format!("<dt>{k}</dt><dd>{v}</dd>")).collect();
-    panel("Facts", &told([c]), &format!("{}<dl class=facts>{rows}</dl>", gpus.bar()))
+    panel("Facts", &told([c]), &format!("{}<dl class=facts>{rows}</dl>", html::told_bar(c)))
 }
 
 /// What is kept for whom, and when.
@@ -218,10 +223,7 @@ fn reservations(c: &ClusterDocument) -> String {
             id = r.id.short(),
         );
     }
-    let more = match c.reservations_more {
-        0 => String::new(),
-        n => format!("<p class=soft>and {n} more</p>"),
-    };
+    let more = and_more(c.reservations_more.into());
     let table = format!(
         "<div class=scroll><table><thead><tr><th scope=col>Reservation</th><th scope=col>Tenant</th><th scope=col class=n>GPUs</th>\
          <th scope=col class=n>Used</th><th scope=col class=n>Idle</th><th scope=col>From</th><th scope=col>To</th></tr></thead><tbody>{rows}</tbody></table></div>{more}"
@@ -240,16 +242,18 @@ fn hardware(c: &ClusterDocument) -> String {
     if out.is_empty() && c.nodes_out.more > 0 {
         out = format!("<p>{} nodes take nothing.</p>", c.nodes_out.more);
     } else if !out.is_empty() {
-        let more = match c.nodes_out.more {
-            0 => String::new(),
-            n => format!("<p class=soft>and {n} more</p>"),
-        };
+        let more = and_more(c.nodes_out.more.into());
         out = format!("<p>These take nothing:</p><ul class=out>{out}</ul>{more}");
     }
     if let Some(slurm) = &c.slurm {
-        for (title, sets) in [("Partitions", &slurm.partitions), ("Features", &slurm.features)] {
-            let named: Vec<String> =
-                sets.iter().map(|s| format!("{} ({} of {} up)", esc(&s.name), s.up, s.nodes)).collect();
+        let all = [
+            ("Partitions", &slurm.partitions, slurm.partitions_more),
+            ("Features", &slurm.features, slurm.features_more),
+        ];
+        for (title, sets, more) in all {
+            let named = sets.iter().map(|s| format!("{} ({} of {} up)", esc(&s.name), s.up, s.nodes));
+            let more = (more > 0).then(|| format!("and {} more", number(more.into())));
+            let named: Vec<String> = named.chain(more).collect();
             if !named.is_empty() {
                 let _ = write!(out, "<p class=soft>{title}: {}</p>", named.join(", "));
             }
@@ -280,12 +284,12 @@ fn hardware(c: &ClusterDocument) -> String {
     )
 }
 
-fn more(all: usize) -> String {
-    if all > ROWS_MAX {
-        format!("<p class=soft>and {} more</p>", number((all - ROWS_MAX) as u64))
-    } else {
-        String::new()
-    }
+fn more(all: u64) -> String {
+    and_more(all.saturating_sub(ROWS_MAX as u64))
+}
+
+fn and_more(n: u64) -> String {
+    if n > 0 { format!("<p class=soft>and {} more</p>", number(n)) } else { String::new() }
 }
 
 fn attempts(report: &InspectReport) -> String {
@@ -315,7 +319,7 @@ fn attempts(report: &InspectReport) -> String {
         &format!(
             "<div class=scroll><table><thead><tr><th scope=col>Job</th><th scope=col>Name</th><th scope=col>Tenant</th><th scope=col>Phase</th><th scope=col class=n>GPUs</th>\
              <th scope=col class=n>Attempt</th><th scope=col class=n>For</th></tr></thead><tbody>{rows}</tbody></table></div>{}",
-            more(report.attempts.len())
+            more(report.attempts.len() as u64)
         ),
     )
 }
@@ -340,7 +344,7 @@ fn queue(report: &InspectReport) -> String {
                 // Far behind, or told by a peer of an older version.
                 ("", true) => "holds a grant".into(),
                 ("", false) => "not looked at yet".into(),
-                (why, _) => esc(&super::capital(&cut_plain(why))),
+                (why, _) => cut(&super::capital(why), WHY_MAX),
             },
             id = c.job,
         );
@@ -351,18 +355,9 @@ fn queue(report: &InspectReport) -> String {
         &format!(
             "<div class=scroll><table><thead><tr><th scope=col class=n>#</th><th scope=col>Job</th><th scope=col class=n>GPUs</th><th scope=col class=n>Prio</th>\
              <th scope=col class=opt>Owner</th><th scope=col class=n>For</th><th scope=col class=n>Starts</th><th scope=col>Why</th></tr></thead><tbody>{rows}</tbody></table></div>{}",
-            more(report.queue.len())
+            more(report.queue_total.unwrap_or(report.queue.len() as u64))
         ),
     )
-}
-
-/// Long words of another peer are cut.
-fn cut_plain(text: &str) -> String {
-    const MOST: usize = 200;
-    match text.chars().count() > MOST {
-        true => text.chars().take(MOST - 1).chain(['…']).collect(),
-        false => text.to_owned(),
-    }
 }
 
 fn users(report: &InspectReport) -> String {

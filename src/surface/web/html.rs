@@ -105,6 +105,16 @@ pub fn told_cell(c: &ClusterDocument, n: u64) -> String {
     if c.age_ms.is_some() { cell(n) } else { "<td class=\"n zero\">–</td>".into() }
 }
 
+/// GPUs of one cluster as a bar, with the same exception.
+pub fn told_bar(c: &ClusterDocument) -> String {
+    if c.age_ms.is_some() { Gpus::of(c).bar() } else { "–".into() }
+}
+
+/// Where a cluster is.
+pub fn region(c: &ClusterDocument) -> &str {
+    if c.region.is_empty() { "not known" } else { &c.region }
+}
+
 /// The state of a job as a coloured word with its own shape, so that colour alone says nothing.
 pub fn state(state: JobState) -> String {
     word(state.as_str())

@@ -7,7 +7,7 @@ use std::fmt::Write;
 use axum::extract::State;
 use serde::Deserialize;
 
-use super::html::{ago, brief, esc, number, panel};
+use super::html::{ago, brief, esc, number, panel, region};
 use super::{Answer, Page, answer, clusters, notice};
 use crate::surface::api::input::Q;
 use crate::surface::api::{Api, ApiError, mesh};
@@ -112,14 +112,10 @@ pub async fn links(State(api): State<Api>, query: Result<Q<LinksQuery>, ApiError
     answer(&api, "/links", page)
 }
 
-fn region_of(c: &ClusterDocument) -> &str {
-    if c.region.is_empty() { "not known" } else { &c.region }
-}
-
 fn matrix(clusters: &[ClusterDocument], links: &[LinkDocument], show: Show, regions: bool) -> String {
     let name_of: BTreeMap<&str, &str> = clusters
         .iter()
-        .map(|c| (c.name.as_str(), if regions { region_of(c) } else { c.name.as_str() }))
+        .map(|c| (c.name.as_str(), if regions { region(c) } else { c.name.as_str() }))
         .collect();
     let names: BTreeSet<&str> = name_of.values().copied().collect();
     let mut best: BTreeMap<(&str, &str), &LinkDocument> = BTreeMap::new();
@@ -195,7 +191,7 @@ fn matrix(clusters: &[ClusterDocument], links: &[LinkDocument], show: Show, regi
 
 fn drawing(clusters: &[ClusterDocument], links: &[LinkDocument]) -> String {
     let mut order: Vec<&ClusterDocument> = clusters.iter().collect();
-    order.sort_by(|a, b| region_of(a).cmp(region_of(b)).then(a.name.cmp(&b.name)));
+    order.sort_by(|a, b| region(a).cmp(region(b)).then(a.name.cmp(&b.name)));
     let n = order.len().max(1) as f64;
     let at = |i: f64, r: f64| {
         let angle = TAU * i / n - TAU / 4.0;
@@ -246,7 +242,7 @@ fn drawing(clusters: &[ClusterDocument], links: &[LinkDocument]) -> String {
                 esc(c.name.as_str())
             );
         }
-        if said.insert(region_of(c)) && said.len() <= 24 {
+        if said.insert(region(c)) && said.len() <= 24 {
             let shift = if order.len() <= 24 {
                 if ty < 190.0 && anchor == "middle" { -11.0 } else { 18.0 }
             } else {
@@ -256,7 +252,7 @@ fn drawing(clusters: &[ClusterDocument], links: &[LinkDocument]) -> String {
                 out,
                 "<text class=soft x=\"{tx:.0}\" y=\"{:.0}\" text-anchor={anchor}>{}</text>",
                 ty + shift,
-                esc(region_of(c))
+                esc(region(c))
             );
         }
     }

@@ -217,7 +217,7 @@ fn leaf(rows: &mut String, c: &ClusterDocument, with_nodes: bool) {
         rows,
         "<tr class=\"l2{gone}\" data-key=\"c-{name}\" data-href=\"/clusters/{name}\"><th scope=row><a href=\"/clusters/{name}\">{name}</a></th>\
          <td class=opt>{state}</td><td>{}</td>{}{}{}{}<td class=\"n opt\">{}</td></tr>",
-        gpus.bar(),
+        html::told_bar(c),
         html::told_cell(c, gpus.free),
         html::told_cell(c, gpus.total()),
         html::told_cell(c, c.running.into()),

@@ -12,6 +12,7 @@ use serde::Deserialize;
 use super::html::{self, cell, esc, panel};
 use super::{Answer, Page, answer, asked_now, clusters, job_list, notice, unanswered};
 use crate::base::PeerName;
+use crate::core::api::Look;
 use crate::core::ring::Ring;
 use crate::runtime::eventlog::HistoryFilter;
 use crate::surface::api::input::Q;
@@ -44,10 +45,6 @@ impl Part {
     }
 }
 
-fn region_of(c: &ClusterDocument) -> &str {
-    if c.region.is_empty() { "not known" } else { &c.region }
-}
-
 /// The view.
 pub async fn ring(State(api): State<Api>, query: Result<Q<RingQuery>, ApiError>) -> Answer {
     let page = async {
@@ -60,7 +57,7 @@ pub async fn ring(State(api): State<Api>, query: Result<Q<RingQuery>, ApiError>)
         let parts = parts(&ring, &list.clusters, &jobs);
         let mut regions: BTreeMap<&str, Vec<&ClusterDocument>> = BTreeMap::new();
         for c in &list.clusters {
-            regions.entry(region_of(c)).or_default().push(c);
+            regions.entry(html::region(c)).or_default().push(c);
         }
         let many = list.clusters.len() > PEERS_MAX;
         let region = query.region.as_deref().or(match regions.len() {
@@ -74,7 +71,7 @@ pub async fn ring(State(api): State<Api>, query: Result<Q<RingQuery>, ApiError>)
             }
             None => {
                 let all: Vec<&ClusterDocument> = list.clusters.iter().collect();
-                let table = by_peer(&api, &all, &parts).await;
+                let table = by_peer(&api, &all, &parts, None).await;
                 (panel("Shares", &asked_now(), &table), circle(&ring, &list.clusters))
             }
             Some(region) => {
@@ -82,7 +79,8 @@ pub async fn ring(State(api): State<Api>, query: Result<Q<RingQuery>, ApiError>)
                     .get(region)
                     .ok_or_else(|| ApiError::NotFound(format!("region {region} in this mesh")))?;
                 let back = "<p><a href=\"/ring\">All regions</a></p>";
-                let table = by_peer(&api, peers, &parts).await + back;
+                let colour = regions.keys().position(|r| *r == region);
+                let table = by_peer(&api, peers, &parts, colour).await + back;
                 let note = format!("region {}; {}", esc(region), asked_now());
                 (panel("Shares", &note, &table), by_share(&regions, &parts))
             }
@@ -134,16 +132,29 @@ fn parts(ring: &Ring, clusters: &[ClusterDocument], jobs: &JobList) -> BTreeMap<
 
 fn dot(n: usize) -> String {
     format!(
-        "<svg class=dot viewBox=\"0 0 10 10\" aria-hidden=true><circle class=b{} cx=5 cy=5 r=5 /></svg>",
-        n % 8
+        "<svg class=dot viewBox=\"0 0 10 10\" aria-hidden=true><circle class=\"b{}\" cx=5 cy=5 r=5 /></svg>",
+        colour(n)
     )
+}
+
+/// Eight colours in six shades, so that each row has its own, and grey for what has no row.
+fn colour(n: usize) -> String {
+    match n < PEERS_MAX {
+        true => format!("{} s{}", n % 8, n / 8),
+        false => "8".into(),
+    }
 }
 
 const RULES: &str = "<p class=soft>The ring proposes the homes of new records. A record's own homes stand in it: they move \
     only when one is lost, drained or removed. The first alive home of a job drives it.</p>";
 
-/// A row a peer, those with most first where there are too many.
-async fn by_peer(api: &Api, peers: &[&ClusterDocument], parts: &BTreeMap<PeerName, Part>) -> String {
+/// A row a peer, those with most first where there are too many; all of one colour where the ring shows them as one.
+async fn by_peer(
+    api: &Api,
+    peers: &[&ClusterDocument],
+    parts: &BTreeMap<PeerName, Part>,
+    colour: Option<usize>,
+) -> String {
     let part = |c: &ClusterDocument| parts.get(&c.name).copied().unwrap_or_default();
     let mut shown: Vec<(usize, &ClusterDocument)> = peers.iter().copied().enumerate().collect();
     if shown.len() > PEERS_MAX {
@@ -166,7 +177,7 @@ async fn by_peer(api: &Api, peers: &[&ClusterDocument], parts: &BTreeMap<PeerNam
             rows,
             "<tr data-key=\"{name}\"><th scope=row class=tight>{} <a href=\"/clusters/{name}\">{name}</a></th>\
              <td class=tight>{}</td><td class=n>{:.1} %</td>{held}{}{}</tr>",
-            dot(*n),
+            dot(colour.unwrap_or(*n)),
             html::word(html::standing(c)),
             100.0 * part.share,
             cell(part.homes),
@@ -210,7 +221,8 @@ fn by_region(regions: &BTreeMap<&str, Vec<&ClusterDocument>>, parts: &BTreeMap<P
         let sum = sum(&rest, parts);
         let _ = write!(
             rows,
-            "<tr data-key=rest><th scope=row class=tight>{} more regions</th><td class=n>{} of {}</td><td class=n>{:.1} %</td>{}{}</tr>",
+            "<tr data-key=rest><th scope=row class=tight>{} {} more regions</th><td class=n>{} of {}</td><td class=n>{:.1} %</td>{}{}</tr>",
+            dot(PEERS_MAX),
             regions.len() - PEERS_MAX,
             rest.iter().filter(|c| c.liveness == "alive").count(),
             rest.len(),
@@ -233,14 +245,20 @@ fn sum(peers: &[&ClusterDocument], parts: &BTreeMap<PeerName, Part>) -> Part {
     })
 }
 
-/// Regions as sectors: thousands of arcs of single peers are no picture.
+/// Regions as sectors: thousands of arcs of single peers are no picture; those that have no row are one.
 fn by_share(regions: &BTreeMap<&str, Vec<&ClusterDocument>>, parts: &BTreeMap<PeerName, Part>) -> String {
     let mut from = 0.0;
     let mut strokes = Vec::new();
-    for (n, (region, peers)) in regions.iter().enumerate() {
-        let share = sum(peers, parts).share;
-        strokes.push((from, from + share, n, format!("{region}: {:.1} %", 100.0 * share)));
+    let mut sector = |colour, name: &str, share: f64| {
+        strokes.push((from, from + share, colour, format!("{name}: {:.1} %", 100.0 * share)));
         from += share;
+    };
+    for (n, (region, peers)) in regions.iter().enumerate().take(PEERS_MAX) {
+        sector(n, region, sum(peers, parts).share);
+    }
+    if let Some(rest @ 1..) = regions.len().checked_sub(PEERS_MAX) {
+        let share = regions.values().skip(PEERS_MAX).map(|peers| sum(peers, parts).share).sum();
+        sector(PEERS_MAX, &format!("{rest} more regions"), share);
     }
     let peers = regions.values().map(Vec::len).sum();
     wheel("Regions by how much of the ring their peers are first for", strokes, peers, "summed by region")
@@ -251,7 +269,7 @@ async fn records(api: &Api, alive: Vec<PeerName>) -> BTreeMap<PeerName, Option<u
     let asked = alive.into_iter().map(|name| {
         let api = api.clone();
         async move {
-            let report = local::report_of(&api, &name).await.ok();
+            let report = local::report_of(&api, &name, Look::default(), local::ANSWERS_WITHIN).await.ok();
             (name, report.map(|r| r.records as u64))
         }
     });
@@ -270,7 +288,7 @@ fn circle(ring: &Ring, clusters: &[ClusterDocument]) -> String {
     }
     let strokes = strokes
         .into_iter()
-        .map(|(from, to, peer)| (from, to, index.get(peer).copied().unwrap_or(0), peer.to_string()));
+        .map(|(from, to, peer)| (from, to, index.get(peer).copied().unwrap_or(PEERS_MAX), peer.to_string()));
     wheel("The ring, coloured by who is first for each part", strokes, clusters.len(), "32 points each")
 }
 
@@ -288,7 +306,7 @@ fn wheel(
     };
     for (from, to, colour, name) in strokes {
         let ((x1, y1), (x2, y2)) = (at(from), at(to));
-        let (colour, big) = (colour % 8, u8::from(to - from > 0.5));
+        let (colour, big) = (self::colour(colour), u8::from(to - from > 0.5));
         if to - from >= 0.9999 {
             let _ = write!(out, "<circle class=\"share a{colour}\" cx=160 cy=160 r=125 />");
         } else {

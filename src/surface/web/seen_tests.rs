@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::tests::get;
 use super::*;
 use crate::base::{Epoch, JobId, PeerName, Span, WallTime};
-use crate::core::api::{AttemptView, Candidate, ClaimView, Event};
+use crate::core::api::{AttemptView, Candidate, ClaimView, Event, Look};
 use crate::core::placement::Reason;
 use crate::model::report::Liveness;
 use crate::runtime::eventlog::EventLog;
@@ -74,11 +74,25 @@ async fn clusters_links_and_overview_say_how_old_their_figures_are() {
     assert!(has_age(tiles.split("</p>").next().unwrap_or_default(), 400), "{tiles}");
     assert!(has_age(row(&text, "c-b"), 95) && has_age(row(&text, "t1-region-c"), 400));
     assert!(row(&text, "c-d").contains("<td class=\"n zero\">–</td>"), "none is not zero: {text}");
+    let none = "none</span>";
+    assert!(
+        row(&text, "c-b").contains("class=bar") && !row(&text, "c-d").contains(none),
+        "{}",
+        row(&text, "c-d")
+    );
 
     let text = page(&a, "/clusters").await;
     assert!(has_age(row(&text, "b"), 95) && has_age(row(&text, "c"), 400));
     assert!(row(&text, "d").contains("never") && row(&text, "d").contains("–</td>"), "{}", row(&text, "d"));
+    assert!(row(&text, "b").contains("class=bar") && !row(&text, "d").contains(none), "{}", row(&text, "d"));
     assert!(has_age(part(&text, "Clusters"), 400));
+    let text = page(&a, "/clusters/d").await;
+    let facts = part(&text, "Facts");
+    assert!(
+        facts.contains("<dt>GPUs</dt><dd>–</dd><dt>Free</dt><dd>–</dd><dt>Work</dt><dd>–</dd>"),
+        "{facts}"
+    );
+    assert!(!facts.contains(none), "{facts}");
 
     let text = page(&a, "/clusters/b").await;
     for heading in ["Facts", "Nodes"] {
@@ -322,6 +336,17 @@ async fn the_queue_of_a_cluster_says_why_each_waits() {
     assert!(of(2).contains("3 of 8 GPUs wanted are free.") && of(2).contains("in 5 min"), "{}", of(2));
     assert!(of(3).contains("Tenant &lt;b&gt;red&lt;/b&gt; has 0 of 8 GPUs left."), "{}", of(3));
     assert!(of(4).contains("not looked at yet"), "{}", of(4));
+    assert!(part(&text, "Nodes").contains("ib (1 of 1 up), and 7 more"), "{}", part(&text, "Nodes"));
+    set(&a, |s| s.queue = (0..1_203).map(|_| claim(5, &"x".repeat(300), false)).collect());
+    let queue = page(&a, "/clusters/a").await;
+    let queue = part(&queue, "Waits here, in order");
+    assert!(
+        queue.contains("and 1\u{202f}003 more") && queue.matches("data-key=\"q-").count() == 200,
+        "{queue}"
+    );
+    assert!(!queue.contains(&"x".repeat(200)), "long words are cut");
+    let asked = a.state.lock().expect("state").looks.last().copied();
+    assert_eq!(asked, Some(Look { claims: 200, reasons: true }));
     assert!(text.contains("&lt;u&gt;run&lt;/u&gt;") && part(&text, "Who uses it").contains("red"), "{text}");
 }
 
@@ -334,6 +359,40 @@ fn hundred(region: impl Fn(u32) -> String) -> Arc<Fake> {
         set(&a, |s| drop(s.regions.insert(name(&format!("p{n}")), region(n))));
     }
     a
+}
+
+/// The colours of the dots in a table, and of the sectors or arcs of the ring.
+fn colours(text: &str) -> (Vec<&str>, Vec<&str>) {
+    let all = |text: &'_ str, mark: &str| -> Vec<std::ops::Range<usize>> {
+        let starts = text.match_indices(mark).map(|(at, _)| at + mark.len());
+        starts.map(|at| at..at + text[at..].find('"').expect("closed")).collect()
+    };
+    let of = |mark| all(text, mark).into_iter().map(|range| &text[range]).collect();
+    (of("<circle class=\"b"), of("class=\"share a"))
+}
+
+#[tokio::test]
+async fn the_ring_and_its_table_have_the_same_colours_and_none_twice() {
+    // Each of 48 peers.
+    let a = Fake::new("p10");
+    (11..58).for_each(|n| a.knows(&format!("p{n}"), None));
+    let text = page(&a, "/ring").await;
+    let (dots, arcs) = colours(&text);
+    let different: std::collections::BTreeSet<&str> = dots.iter().copied().collect();
+    assert_eq!((dots.len(), different.len()), (48, 48), "{dots:?}");
+    assert_eq!(arcs.into_iter().collect::<std::collections::BTreeSet<_>>(), different);
+    // Each of 100 regions, of which some have no row: those are one sector, of a colour of its own.
+    let a = hundred(|n| format!("r{n:02}"));
+    let text = page(&a, "/ring").await;
+    let (dots, sectors) = colours(&text);
+    assert_eq!((dots.len(), &dots), (49, &sectors));
+    assert_eq!(dots.iter().collect::<std::collections::BTreeSet<_>>().len(), 49);
+    assert!(text.contains("<title>52 more regions: "), "{text}");
+    // The ring shows regions, so all peers of one are of its colour.
+    let a = hundred(|n| format!("region-{}", n % 4));
+    let text = page(&a, "/ring?region=region-2").await;
+    let (dots, sectors) = colours(&text);
+    assert!(dots.len() == 25 && dots.iter().all(|d| *d == sectors[2]), "{dots:?} {sectors:?}");
 }
 
 fn shares(text: &str) -> f64 {
