@@ -7,6 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use rcgen::{CertificateParams, CertifiedIssuer, KeyPair};
 use rustls_pki_types::PrivateKeyDer;
 use serde_json::{Value, json};
 use starling::backends::Backend;
@@ -117,17 +118,28 @@ pub fn a_guard_enters_any_image() {
     });
 }
 
-/// The API server behind TLS: its port, and whom to trust.
-async fn behind_tls(upstream: &str) -> (u16, String) {
+/// A certificate authority.
+pub fn authority() -> CertifiedIssuer<'static, KeyPair> {
+    let mut params = CertificateParams::default();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    // As every cluster's is called.
+    params.distinguished_name.push(rcgen::DnType::CommonName, "kubernetes");
+    CertifiedIssuer::self_signed(params, KeyPair::generate().expect("a key")).expect("an authority")
+}
+
+/// The API server behind TLS, with a certificate of this authority: its port.
+pub async fn behind_tls(upstream: &str, by: &CertifiedIssuer<'static, KeyPair>) -> u16 {
     let upstream = upstream.trim_start_matches("http://").to_owned();
-    let made = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).expect("a certificate");
-    let key = PrivateKeyDer::try_from(made.signing_key.serialize_der()).expect("a key");
+    let own = KeyPair::generate().expect("a key");
+    let params = CertificateParams::new(["127.0.0.1".to_owned()]).expect("an address");
+    let made = params.signed_by(&own, by).expect("a certificate");
+    let key = PrivateKeyDer::try_from(own.serialize_der()).expect("a key");
     let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
     let config = rustls::ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .expect("versions")
         .with_no_client_auth()
-        .with_single_cert(vec![made.cert.der().clone()], key)
+        .with_single_cert(vec![made.der().clone()], key)
         .expect("a certificate with its key");
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
     let port = listener.local_addr().expect("an address").port();
@@ -143,7 +155,7 @@ async fn behind_tls(upstream: &str) -> (u16, String) {
             });
         }
     });
-    (port, made.cert.pem())
+    port
 }
 
 /// The peer of deploy/kubernetes: it finds the API server by its pod's account, over TLS, and its jobs' guards come out of
@@ -160,11 +172,12 @@ pub fn the_image_drives_the_cluster_it_runs_in() {
     let ground = runtime.block_on(Ground::make());
     assert!(ground.wishes.podman.set(podman).is_ok());
     let podman = ground.wishes.podman.get().expect("set");
-    let (port, trust) = runtime.block_on(behind_tls(&ground.url));
+    let authority = authority();
+    let port = runtime.block_on(behind_tls(&ground.url, &authority));
     let folder = ground.folder("image");
     let (state, account, etc) = (volume(&folder, "state"), folder.join("account"), folder.join("etc"));
     fs::create_dir(&account).expect("a folder");
-    for (name, text) in [("ca.crt", trust.as_str()), ("token", "peer"), ("namespace", NAMESPACE)] {
+    for (name, text) in [("ca.crt", authority.pem().as_str()), ("token", "peer"), ("namespace", NAMESPACE)] {
         fs::write(account.join(name), text).expect("written");
     }
     fs::create_dir(&etc).expect("a folder");

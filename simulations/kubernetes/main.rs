@@ -15,6 +15,7 @@ mod ground;
 #[allow(dead_code, reason = "shared with the system tests, which use more of it")]
 #[path = "../system/harness.rs"]
 mod harness;
+mod incluster;
 mod kueue;
 mod load;
 mod mesh;
@@ -70,6 +71,8 @@ const SCENARIOS: &[Scenario] = &scenarios![
     kueue::without_a_guard_a_queue_starts_it_once,
     containers::a_guard_enters_any_image,
     containers::the_image_drives_the_cluster_it_runs_in,
+    incluster::the_account_of_its_pod_is_used_and_follows_what_is_rotated,
+    incluster::without_a_way_to_a_cluster_it_says_what_to_do,
     mesh::jobs_over_kubernetes_and_a_local_cluster,
     deploy::the_account_may_what_the_backend_does_and_no_more,
 ];

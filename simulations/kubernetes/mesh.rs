@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::Ordering;
 
 use serde_json::{Value, json};
@@ -15,18 +15,31 @@ use super::harness::{
 };
 
 /// One peer; dropping it kills it.
-struct Peer {
+pub struct Peer {
     name: &'static str,
-    state: PathBuf,
+    pub state: PathBuf,
     listen: String,
     backend: String,
+    /// What is started with the arguments of `starling`.
+    program: Box<dyn Fn() -> Command>,
     child: Option<Child>,
 }
 
 impl Peer {
     fn start(folder: &Path, name: &'static str, backend: String, join: Option<&Peer>) -> Self {
-        let mut peer =
-            Self { name, state: folder.join(name), listen: "127.0.0.1:0".into(), backend, child: None };
+        Self::start_by(Box::new(command), folder, name, backend, join)
+    }
+
+    /// The same, by another program than the binary itself.
+    pub fn start_by(
+        program: Box<dyn Fn() -> Command>,
+        folder: &Path,
+        name: &'static str,
+        backend: String,
+        join: Option<&Peer>,
+    ) -> Self {
+        let (state, listen) = (folder.join(name), "127.0.0.1:0".into());
+        let mut peer = Self { name, state, listen, backend, program, child: None };
         let join = join.map(|other| {
             let token = cli(&other.state, &["token", "create", "--json"]).ok().json();
             format!("{}@{}", token["token"].as_str().expect("a token"), other.listen)
@@ -50,7 +63,7 @@ impl Peer {
         let config = self.state.with_extension("toml");
         fs::write(&config, text).expect("a configuration");
         let log = File::options().create(true).append(true).open(self.log()).expect("a log");
-        let mut up = command();
+        let mut up = (self.program)();
         up.arg("up").arg("--config").arg(config).arg("--state").arg(&self.state);
         if let Some(join) = join {
             up.args(["--join", join]);
@@ -77,7 +90,7 @@ impl Peer {
         }
     }
 
-    fn cluster(&self, name: &str) -> Result<Value, String> {
+    pub fn cluster(&self, name: &str) -> Result<Value, String> {
         let list = get(&self.state, "/v1/clusters")?;
         let all = list["clusters"].as_array().ok_or("no clusters")?;
         all.iter().find(|c| c["name"] == name).cloned().ok_or_else(|| format!("no {name} in {list}"))

@@ -74,6 +74,9 @@ pub struct Server {
     /// Further pages of lists that were given, and how many more of them are answered with "410 Gone".
     pub pages: AtomicU64,
     expired: AtomicU64,
+    /// The peer's; whoever has another one, and is not the tests' own, is answered with 401.
+    token: Mutex<String>,
+    pub strangers: AtomicU64,
     connections: Mutex<CancellationToken>,
     address: SocketAddr,
     stop: CancellationToken,
@@ -208,6 +211,8 @@ impl Server {
             pulses: AtomicU64::new(0),
             pages: AtomicU64::new(0),
             expired: AtomicU64::new(0),
+            token: Mutex::new("peer".into()),
+            strangers: AtomicU64::new(0),
             connections: Mutex::new(CancellationToken::new()),
             address,
             stop: CancellationToken::new(),
@@ -251,9 +256,7 @@ impl Server {
     pub fn set_down(&self, down: bool) {
         self.down.store(down, Ordering::SeqCst);
         if down {
-            let mut connections = self.connections.lock().expect("a lock");
-            connections.cancel();
-            *connections = CancellationToken::new();
+            self.cut();
         }
     }
 
@@ -263,9 +266,18 @@ impl Server {
         store.compacted = store.version;
         store.log.clear();
         drop(store);
-        let mut connections = self.connections.lock().expect("a lock");
-        connections.cancel();
-        *connections = CancellationToken::new();
+        self.cut();
+    }
+
+    /// What is open is cut: watches, too.
+    fn cut(&self) {
+        std::mem::take(&mut *self.connections.lock().expect("a lock")).cancel();
+    }
+
+    /// The peer's token from now on; the one before is taken no more.
+    pub fn set_token(&self, token: &str) {
+        token.clone_into(&mut self.token.lock().expect("a lock"));
+        self.cut();
     }
 
     /// All of a kind are gone, and so are the versions that could tell of it.
@@ -307,7 +319,12 @@ impl Server {
         let (parts, body) = request.into_parts();
         let body = body.collect().await.map(|b| b.to_bytes()).unwrap_or_default();
         let query = query(parts.uri.query());
-        let peer = parts.headers.get("authorization").is_some_and(|v| v == "Bearer peer");
+        let token = parts.headers.get("authorization").and_then(|v| v.to_str().ok()?.strip_prefix("Bearer "));
+        let peer = token.is_some_and(|t| t == *self.token.lock().expect("a lock"));
+        if !peer && token != Some("admin") {
+            self.strangers.fetch_add(1, Ordering::SeqCst);
+            return status(401, "Unauthorized", "", "Unauthorized");
+        }
         if peer
             && self.throttle.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)).is_ok()
         {

@@ -10,19 +10,19 @@ use std::time::Duration;
 use http_body_util::BodyExt;
 use hyper::{Method, Request};
 use kube::client::Body;
-use kube::config::{Config, KubeConfigOptions, Kubeconfig};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::sync::Semaphore;
 
+use super::account::{self, Account};
 use super::objects::{Meta, Object};
 use super::stream::Lines;
 use crate::backends::local::clock;
 use crate::base::{Instant, Span};
 
 /// Longest time for one answer.
-const CALL_TIME: Duration = Duration::from_secs(15);
+pub(super) const CALL_TIME: Duration = Duration::from_secs(15);
 /// Without a word on a watch for so long, it is asked for again. Servers send bookmarks every minute.
 const WATCH_SILENCE: Duration = Duration::from_secs(100);
 /// A watch is ended by the server after so many seconds.
@@ -87,6 +87,7 @@ pub struct Access {
 /// One API server.
 pub struct Api {
     client: kube::Client,
+    account: Account,
     /// Where jobs run.
     pub namespace: String,
     /// For people.
@@ -172,22 +173,7 @@ pub(super) fn unknown(error: impl std::fmt::Display) -> ApiError {
 impl Api {
     /// Reads the configuration; the server need not be there.
     pub async fn new(access: &Access) -> anyhow::Result<Self> {
-        let options = KubeConfigOptions { context: access.context.clone(), ..Default::default() };
-        let mut config = match &access.kubeconfig {
-            Some(file) => {
-                let read = Kubeconfig::read_from(file)
-                    .map_err(|e| anyhow::anyhow!("the kubeconfig {}: {e}", file.display()))?;
-                Config::from_custom_kubeconfig(read, &options).await?
-            }
-            None if access.context.is_some() => Config::from_kubeconfig(&options).await?,
-            None => Config::infer().await.map_err(|e| {
-                anyhow::anyhow!("no way to a cluster: give --kubeconfig or KUBECONFIG, or run in a pod ({e})")
-            })?,
-        };
-        config.connect_timeout = Some(Duration::from_secs(5));
-        config.write_timeout = Some(CALL_TIME);
-        // Bounded here, call by call; watches and logs are open for longer.
-        config.read_timeout = None;
+        let (config, account) = account::read(access).await?;
         let namespace = access.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
         let url = config.cluster_url.to_string();
         let client = kube::Client::try_from(config)?;
@@ -195,7 +181,7 @@ impl Api {
         let pace = Pace { left: CALLS_BURST * 1_000_000, at: now, silent_until: now };
         let page = access.page.unwrap_or(PAGE).max(1);
         let at_once = Semaphore::new(CALLS_AT_ONCE);
-        Ok(Self { client, namespace, url, at_once, page, pace: Mutex::new(pace) })
+        Ok(Self { client, account, namespace, url, at_once, page, pace: Mutex::new(pace) })
     }
 
     /// The folder of a kind in this namespace: `apis/batch/v1`, `jobs`.
@@ -256,7 +242,7 @@ impl Api {
     }
 
     async fn answer(&self, request: Request<Body>, name: Option<&str>) -> Result<Vec<u8>, ApiError> {
-        let response = self.client.send(request).await.map_err(unknown)?;
+        let response = self.client.send(request).await.map_err(|e| self.account.unsent(&e))?;
         let code = response.status().as_u16();
         let header = response.headers().get("retry-after").and_then(|v| v.to_str().ok()?.parse().ok());
         let mut body = response.into_body();
@@ -282,9 +268,10 @@ impl Api {
         if code == 429 || wait.is_some_and(|w| w > 0) {
             self.hush(wait.unwrap_or(1));
         }
+        let hint = if code == 401 { format!("; {}", self.account.refused()) } else { String::new() };
         let Some(status) = status else {
             let few: String = String::from_utf8_lossy(text).chars().take(200).collect();
-            return unknown(format!("status {code}: {few}"));
+            return unknown(format!("status {code}: {few}{hint}"));
         };
         let about = status.details.as_ref().map(|d| d.name.as_str()).unwrap_or_default();
         match code {
@@ -293,7 +280,7 @@ impl Api {
             410 => ApiError::Gone,
             // Not yet valid tokens, a changing role: said at once, but nothing is concluded.
             400 | 403 | 404 | 405 | 413 | 415 | 422 => ApiError::Refused(code, status.message),
-            _ => ApiError::Unknown(format!("status {code}: {}", status.message)),
+            _ => ApiError::Unknown(format!("status {code}: {}{hint}", status.message)),
         }
     }
 
@@ -397,8 +384,9 @@ impl Api {
     async fn stream(&self, path: &str, silence: Duration) -> Result<Lines, ApiError> {
         let request = Self::request(Method::GET, path, "", None)?;
         let sent = tokio::time::timeout(CALL_TIME, self.client.send(request)).await;
-        let response =
-            sent.map_err(|_| unknown(format!("no answer within {CALL_TIME:?}")))?.map_err(unknown)?;
+        let response = sent
+            .map_err(|_| unknown(format!("no answer within {CALL_TIME:?}")))?
+            .map_err(|e| self.account.unsent(&e))?;
         let code = response.status().as_u16();
         let header = response.headers().get("retry-after").and_then(|v| v.to_str().ok()?.parse().ok());
         let mut lines = Lines::new(response.into_body(), silence);

@@ -7,6 +7,7 @@
 //! One watch per kind says what Kubernetes knows ([`feed`]); guards say the rest over a TCP line (`super::line`).
 //! What cannot be known is *unknown*, and nothing follows from it (`keeper`, `ends`).
 
+mod account;
 pub mod api;
 mod back;
 mod ends;

@@ -363,7 +363,9 @@ impl Peer {
 
     /// Says what is free when it changed: to gossip always, by flash when the GPUs did and not too often.
     pub(in crate::core) fn flush_report(&mut self) {
-        if !self.exec.report_dirty || self.cfg.nodes.is_empty() {
+        // A scheduler that has not answered yet has told of no nodes: that it does not is said all the same.
+        let silent = self.exec.closed_below.is_none() && self.exec.reported.is_none();
+        if !self.exec.report_dirty || (self.cfg.nodes.is_empty() && silent) {
             return;
         }
         let now = self.now.mono;

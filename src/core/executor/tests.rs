@@ -327,3 +327,23 @@ fn the_last_that_were_closed_are_remembered_and_no_more() {
     assert!(!done.contains(&key(0)) && done.contains(&key(1)));
     assert_eq!((done.order.len(), done.keys.len()), (DONE_MAX, DONE_MAX));
 }
+
+#[test]
+fn a_scheduler_that_never_answered_is_told_though_there_is_no_node() {
+    let at = |ms: u64| Now { mono: Instant(ms * 1_000), wall: WallTime(ms) };
+    let (mut peer, _) = Peer::recover(config("a", STORE), &DiskImage::default(), at(1)).expect("empty");
+    let mut told = |ms, closed: Option<&str>| {
+        let state =
+            crate::core::api::ClusterState { closed: closed.map(str::to_owned), ..Default::default() };
+        let event = crate::core::BackendEvent::Cluster(Box::new(state));
+        let out = peer.step(at(ms), crate::core::Input::Backend(event));
+        out.into_iter().find_map(|o| match o {
+            Output::Report { queue, .. } => Some(queue.closed),
+            _ => None,
+        })
+    };
+    assert_eq!(told(2_000, Some("unknown: no answer")), Some(Some("unknown: no answer".to_owned())));
+    // What still closes it is its own: alone, it has heard of no tenants.
+    let own = "has not heard yet which tenants are limited".to_owned();
+    assert_eq!(told(60_000, None), Some(Some(own)), "and that it answers now");
+}
