@@ -482,14 +482,15 @@ impl Peer {
                 format!("placed at {}, which has not started it yet", placement.cluster)
             }
             (None, JobState::Running | JobState::Placed) => record.reason.clone(),
-            (None, _) if record.groups.is_some() => {
-                format!("pending ({}): {}", record.reason, self.gathering(record))
-            }
             (None, _) if record.group_of.is_some() => record.reason.clone(),
             (Some(placement), _) => format!("runs at {} as epoch {}", placement.cluster, record.epoch),
             (None, _) => {
-                let never = self.quota_never(&record.spec);
-                format!("pending ({}): {}", record.reason, never.unwrap_or_else(|| summarize(&clusters)))
+                let why = match self.quota_never(&record.spec) {
+                    Some(never) => never,
+                    None if record.groups.is_some() => self.gathering(record),
+                    None => summarize(&clusters),
+                };
+                format!("pending ({}): {why}", record.reason)
             }
         };
         let policy = self.placer.weights_of(&record.spec);

@@ -16,7 +16,6 @@ use std::sync::Arc;
 
 use super::acceptor::Value;
 use super::message::{Claim, Message, Origin, Prospects, SPEAKS_GROUPS, Terms};
-use super::owner::LIMITS_EVERY;
 use super::peer::Peer;
 use super::propose::{Fresh, OpResult, Task};
 use super::purpose::Purpose;
@@ -207,9 +206,11 @@ impl Peer {
             return self.drive_at(job, now + self.cfg.pace.idle_every);
         }
         if let Some(why) = self.quota_never(&record.spec) {
-            self.give_back(job, "");
+            if self.gangs.jobs.get(&job).is_some_and(|gang| gang.gather.is_some()) {
+                self.give_back(job, "");
+            }
             self.gangs.jobs.entry(job).or_default().why = why;
-            return self.drive_at(job, now + LIMITS_EVERY);
+            return self.drive_at(job, now + self.cfg.pace.idle(now.since(from)));
         }
         if now.since(from) < record.hold {
             return self.drive_at(job, from + record.hold);

@@ -24,8 +24,8 @@ use claims::{Laid, Offer, Strikes};
 
 /// A claim is repeated this often until its cluster has answered, then ever more seldom.
 const CLAIM_EVERY: Span = Span::secs(2);
-/// A job that its tenant's limits forbid is looked at again this often: they may be changed.
-pub(super) const LIMITS_EVERY: Span = Span::secs(5);
+/// So far apart are jobs looked at that new limits of their tenant wake: there may be very many.
+const WAKE_EVERY: Span = Span(100);
 /// The executor is told to look this often while the record waits for it.
 const LOOK_EVERY: Span = Span::secs(1);
 /// An acting one refreshes its hint by a read this often.
@@ -191,6 +191,18 @@ impl Peer {
         record.homes().iter().find(|h| self.home_alive(h)).map(|h| h.peer.clone())
     }
 
+    /// Other limits of a tenant may let those of its jobs begin that they had forbidden.
+    pub(super) fn wake_tenant(&mut self, tenant: &str) {
+        let waits = |job: &&JobId| {
+            let record = self.acceptor.job(job);
+            record.is_some_and(|r| r.state == JobState::Pending && r.spec.tenant == tenant)
+        };
+        let jobs: Vec<JobId> = self.owner.jobs.keys().filter(waits).copied().collect();
+        for (n, job) in (0u64..).zip(jobs) {
+            self.drive_at(job, self.now.mono + WAKE_EVERY.scale(n, 1));
+        }
+    }
+
     pub(super) fn drive_soon(&mut self, job: JobId) {
         self.drive_at(job, self.now.mono);
     }
@@ -352,15 +364,15 @@ impl Peer {
             self.withdraw_all(job, None);
             return self.drive_at(job, now + self.cfg.pace.idle_every);
         }
-        if never {
-            // Taken in before the limits were: every cluster would take its grant back. `why` says so.
-            self.withdraw_all(job, None);
-            return self.drive_at(job, now + LIMITS_EVERY);
-        }
         if let Some(intent) = record.moving.as_ref().filter(|_| now.since(from) >= MOVE_WAITS) {
             let change = Change::MoveOver { intent: intent.clone() };
             self.propose(Origin::Job(record.birth.clone()), Task::Job(change), Purpose::OwnerRead, PATIENCE);
             return self.drive_at(job, now + CLAIM_EVERY);
+        }
+        if never {
+            // Taken in before the limits were: every cluster would take its grant back. `why` says so, and other limits wake it.
+            self.withdraw_all(job, None);
+            return self.drive_at(job, now + self.cfg.pace.idle(now.since(from)));
         }
         if now.since(from) < record.hold {
             return self.drive_at(job, from + record.hold);

@@ -96,7 +96,10 @@ impl<'a> Why<'a> {
             return w.prospects.waits.clone();
         }
         let key = w.key(*job);
-        let Some(stand) = sched.stand(&key, now, &mut self.looked) else { return String::new() };
+        let lets = self.limits.lets(&w.claim);
+        let Some(stand) = sched.stand(&key, now, &mut self.looked) else {
+            return if lets { String::new() } else { peer.quota_says(&w.claim.birth.tenant) };
+        };
         match stand {
             Stand::Sends(1) => "1 attempt was told to stop for it".into(),
             Stand::Sends(n) => format!("{n} attempts were told to stop for it"),
@@ -104,7 +107,7 @@ impl<'a> Why<'a> {
             Stand::Lacks(lack) => lack.to_string(),
             Stand::Promised(id) => peer.reserved_says(&id),
             // A pass asks for more only for the first that are held back.
-            _ if !self.limits.lets(&w.claim) => peer.quota_says(&w.claim.birth.tenant),
+            _ if !lets => peer.quota_says(&w.claim.birth.tenant),
             Stand::Buffer => peer.buffer_words(),
             Stand::BehindBuffer(first) => {
                 format!("there is room, kept for {} ahead of it; {}", first.job.short(), peer.buffer_words())

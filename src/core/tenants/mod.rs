@@ -261,7 +261,14 @@ impl Peer {
             }
             self.tenants.tend = true;
         }
-        self.tenants.cards.insert(next.tenant.clone(), next);
+        let tenant = next.tenant.clone();
+        let terms = |card: &Card| (card.limits.clone(), card.removed);
+        let before = self.tenants.cards.get(&tenant).map(terms);
+        let others = before != Some(terms(&next));
+        self.tenants.cards.insert(tenant.clone(), next);
+        if others {
+            self.wake_tenant(&tenant);
+        }
         true
     }
 

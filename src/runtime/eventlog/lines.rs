@@ -118,11 +118,12 @@ impl Lines {
     }
 
     fn rotate(&mut self) -> io::Result<()> {
-        // A later sync reaches only the next file.
-        if self.synced {
-            self.sync()?
-        } else {
-            self.flush()?
+        self.flush()?;
+        // A later sync reaches only the next file. What comes is worth more than that this is on the disk.
+        if self.synced
+            && let Err(error) = self.file.sync_data()
+        {
+            tracing::warn!(%error, "a full file of the {} was not synced", self.prefix);
         }
         let (file, length) = open(&self.dir, self.prefix, self.number + 1)?;
         (self.file, self.length) = (file, length);

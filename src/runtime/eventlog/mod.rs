@@ -247,9 +247,8 @@ impl Writer {
             let left = self.since.map_or(SYNC_AFTER, |since| SYNC_AFTER.saturating_sub(since.elapsed()));
             match waiting.recv_timeout(left) {
                 Ok(work) => {
-                    self.since = self.since.or_else(|| Some(Instant::now()));
                     self.take(work);
-                    waiting.try_iter().for_each(|work| self.take(work));
+                    waiting.try_iter().take(WAITING_MAX).for_each(|work| self.take(work));
                     std::thread::sleep(GATHER);
                     if self.since.is_some_and(|since| since.elapsed() >= SYNC_AFTER) {
                         self.flush();
@@ -262,6 +261,9 @@ impl Writer {
     }
 
     fn take(&mut self, work: Work) {
+        if matches!(work, Work::Event(_) | Work::Audit(_)) {
+            self.since.get_or_insert_with(Instant::now);
+        }
         let done = match work {
             Work::Event(entry) => {
                 self.tell_dropped(entry.at_ms);
@@ -383,6 +385,27 @@ mod tests {
         }
         std::fs::write(&file, &text).expect("written");
         assert_eq!(log.audit_verify().await.expect("read").broken, None);
+    }
+
+    /// A few at a time, never quiet for long: they used to wait until very many had come.
+    #[tokio::test]
+    async fn a_steady_few_reach_their_file_too() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let log = EventLog::open(folder.path()).expect("opens");
+        let file = folder.path().join("events/events-00000001.jsonl");
+        let written = async {
+            let mut every = tokio::time::interval(Duration::from_millis(20));
+            for n in 0.. {
+                every.tick().await;
+                log.event(event("job.placed", None, "a"), WallTime(n));
+                if std::fs::metadata(&file).is_ok_and(|m| m.len() > 0) {
+                    return n;
+                }
+                assert!(n < 300, "a buffer would be full next");
+            }
+            unreachable!("it goes on until it is there")
+        };
+        assert!(written.await > 0);
     }
 
     #[tokio::test]

@@ -223,6 +223,9 @@ pub struct RemoveQuery {
 /// Members that a home set needs beside the one that leaves.
 const OTHERS_NEEDED: usize = 3;
 
+/// A busy peer is waited for: what people do next is `--force`.
+const LEAVER_ANSWERS_WITHIN: Span = Span::secs(20);
+
 /// A member that is alive leaves after its records have moved, where others can take them.
 async fn may_leave(api: &Api, name: &PeerName) -> ApiResult<()> {
     let view = api.handle.view();
@@ -231,7 +234,7 @@ async fn may_leave(api: &Api, name: &PeerName) -> ApiResult<()> {
     if !alive(name) || others < OTHERS_NEEDED {
         return Ok(());
     }
-    let asked = local::report_of(api, name, Look::default(), local::ANSWERS_WITHIN).await;
+    let asked = local::report_of(api, name, Look::default(), LEAVER_ANSWERS_WITHIN).await;
     let silent = || {
         ApiError::Conflict(format!(
             "{name} looks alive and does not say how many records it holds: ask again shortly, or add --force"

@@ -39,6 +39,7 @@ use std::sync::Arc;
 
 pub use error::{ApiError, ApiResult};
 pub use limits::{Address, Caller};
+pub(crate) use local::CLAIMS_MAX;
 pub use proxy::serve_proxy;
 pub(crate) use resolve::escape;
 pub use routes::{Watched, router, router_with};

@@ -35,7 +35,8 @@ const DOCUMENTS: [(&str, &str); 11] = [
 /// `starling support-bundle [--out FILE]`
 pub async fn bundle(asking: &Asking, args: BundleArgs) -> CommandResult {
     let about: PeerDocument = asking.client.get("/v1/peer").await?;
-    let secrets: Vec<String> = asking.token.iter().filter(|t| t.len() >= 8).cloned().collect();
+    let secrets: Vec<String> =
+        asking.token.iter().chain(&asking.secret).filter(|t| t.len() >= 8).cloned().collect();
     let mut parts: Vec<(String, String)> = Vec::new();
     let mut failed: Vec<Value> = Vec::new();
     for (file, path) in DOCUMENTS {

@@ -13,7 +13,7 @@ use super::{Asking, CommandResult, Failure, Reply, exit};
 use crate::base::{Bytes, PeerName};
 use crate::model::staging::Staging;
 use crate::model::{JobState, Outcome};
-use crate::surface::api::escape;
+use crate::surface::api::{CLAIMS_MAX, escape};
 use crate::surface::client::ClientFailure;
 use crate::surface::documents::*;
 
@@ -72,6 +72,7 @@ pub async fn list(asking: &Asking, args: JobsArgs) -> CommandResult {
 
 /// `starling queue --at CLUSTER`
 async fn queue(asking: &Asking, cluster: &PeerName, limit: usize) -> CommandResult {
+    let limit = limit.clamp(1, CLAIMS_MAX);
     let uri = format!("/v1/clusters/{cluster}/queue?limit={limit}");
     let queue: QueueDocument = asking.client.get(&uri).await?;
     let mut table =
@@ -93,7 +94,8 @@ async fn queue(asking: &Asking, cluster: &PeerName, limit: usize) -> CommandResu
     let mut text =
         if queue.claims.is_empty() { format!("nothing waits at {cluster}\n") } else { table.render() };
     if more > 0 {
-        text.push_str(&format!("and {more} more: raise --limit\n"));
+        let raise = if limit < CLAIMS_MAX { ": raise --limit" } else { "" };
+        text.push_str(&format!("and {more} more{raise}\n"));
     }
     Ok(Reply::new(&queue, text))
 }

@@ -103,6 +103,8 @@ pub(crate) struct Asking {
     pub json: bool,
     /// Of the peer's token, where one is known.
     pub token: Option<String>,
+    /// Any token that this machine knows: what must not get into a bundle.
+    pub secret: Option<String>,
 }
 
 pub(crate) type CommandResult = Result<Reply, Failure>;
@@ -147,7 +149,8 @@ fn ask(global: &Global, command: Command) -> ExitCode {
     let reply = runtime.block_on(async {
         let (client, token) = client(global)?;
         // Also a link opens a page on this machine alone: of a peer elsewhere its token is not known here.
-        let asking = Asking { client, style: Style::new(global.color), json: global.json, token };
+        let (style, secret) = (Style::new(global.color), self::token(global));
+        let asking = Asking { client, style, json: global.json, token, secret };
         perform(&asking, command).await
     });
     // What still reads standard input or resolves a name must not hold up the end.
@@ -212,7 +215,7 @@ pub fn state_folder(given: Option<&Path>) -> PathBuf {
     base.unwrap_or_else(|| PathBuf::from("/var/lib")).join("starling")
 }
 
-/// Whom to ask, and the token that may be shown there.
+/// Whom to ask, and the token that a link to its page may carry.
 fn client(global: &Global) -> Result<(Client, Option<String>), Failure> {
     let state = state_folder(global.state.as_deref());
     let target = match &global.peer {
@@ -221,14 +224,25 @@ fn client(global: &Global) -> Result<(Client, Option<String>), Failure> {
         }
         None => Target::Unix(state.join("api.sock")),
     };
-    // A token of this machine's own peer is tried only on this machine.
-    let token = if matches!(target, Target::Tls(..)) { global.token.clone() } else { token(global) };
+    let token = token_for(global, &target);
+    // A socket asks for none.
+    let sent = if matches!(target, Target::Plain(..)) { token.clone() } else { global.token.clone() };
     let identity = state.join("identity");
     let own = Some(identity.join("ca.pem")).filter(|p| p.exists());
     // The certificate of this machine's own peer is for its own mesh.
     let shown = own.as_ref().filter(|_| global.ca.is_none()).map(|_| identity.as_path());
     let ca = global.ca.clone().or(own);
-    Ok((Client::with_identity(target, token.clone(), ca.as_deref(), shown)?, token))
+    Ok((Client::with_identity(target, sent, ca.as_deref(), shown)?, token))
+}
+
+/// The token of this state's own peer is for that one: not for a peer elsewhere, nor for whoever made another socket.
+fn token_for(global: &Global, target: &Target) -> Option<String> {
+    let own = match target {
+        Target::Tls(..) => false,
+        Target::Unix(path) => *path == state_folder(global.state.as_deref()).join("api.sock"),
+        Target::Plain(..) => true,
+    };
+    if own { token(global) } else { global.token.clone() }
 }
 
 /// The token as given, else that of this machine's own peer.

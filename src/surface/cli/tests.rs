@@ -34,6 +34,7 @@ impl Peer {
             style: Style { colour: false },
             json: cli.global.json,
             token: None,
+            secret: None,
         };
         let done = tokio::time::timeout(std::time::Duration::from_secs(30), perform(&asking, cli.command));
         done.await.expect("in time")
@@ -285,5 +286,26 @@ fn the_reference_lists_every_command_and_code() {
             page.contains(&format!("| {code} | {meaning} |")),
             "cli.md lacks exit code {code}: {meaning}"
         );
+    }
+}
+
+#[test]
+fn the_token_of_this_machines_peer_is_for_that_peer() {
+    let dir = tempfile::tempdir().expect("dir");
+    let state = dir.path().to_str().expect("a path");
+    std::fs::write(dir.path().join("api.token"), "its-own-token\n").expect("written");
+    let known = |peer: &str, more: &[&str]| {
+        let line = ["starling", "--state", state].into_iter().chain(more.iter().copied()).chain(["jobs"]);
+        let cli = Cli::try_parse_from(line).expect("it parses");
+        token_for(&cli.global, &peer.parse().expect("a target"))
+    };
+    let socket = format!("unix:{state}/api.sock");
+    for own in [&socket, "http://127.0.0.1:1"] {
+        assert_eq!(known(own, &[]), Some("its-own-token".into()), "{own}");
+    }
+    // Whoever listens there would have it.
+    for other in ["unix:/tmp/another.sock", "https://elsewhere:1", "https://127.0.0.1:1"] {
+        assert_eq!(known(other, &[]), None, "{other}");
+        assert_eq!(known(other, &["--token", "given"]), Some("given".into()), "{other}");
     }
 }
