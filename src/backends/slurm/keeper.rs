@@ -53,6 +53,7 @@ const LINE_BYTES: usize = 200;
 /// An adopted attempt that waits in Slurm's queue, and that the core has not asked for again by then, is given up.
 const WANTED_WITHIN: Span = Span::secs(300);
 const UNWANTED: &str = "nobody asked for it after the peer was started again";
+const UNSEEN: &str = "Slurm says that it is over, and its guard's lock cannot be seen";
 
 /// Where an attempt stands with Slurm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -570,18 +571,18 @@ impl Keeper {
         }
         // The launcher is gone; every node's guard must be, too.
         let mut nodes: Vec<Ended> = Vec::new();
-        for node in self.node_dirs(key, parts) {
+        for node in &self.node_dirs(key, parts) {
             match node.ended() {
                 Ok(Some(ended)) => nodes.push(ended),
-                Ok(None) if node.revoke_token().unwrap_or(false) || !node.token_taken() => {}
+                _ if !may_run(node) => {}
                 _ => {
                     // Slurm ends what is left, and its word that it did counts.
                     let mut all = open(&self.live);
                     let Some(live) = all.get_mut(&key) else { return };
                     let state = live.seen.as_ref().map(|n| n.state);
-                    let lives = matches!(node.locked(), Ok(true));
+                    let lives = lives(node);
                     let failed = state == Some(NativeState::NodeFail);
-                    if lives || failed || !state.is_some_and(NativeState::is_over) {
+                    if lives == Some(true) || failed || !state.is_some_and(NativeState::is_over) {
                         let late = clock::now().since(live.since) > CANCEL_AFTER;
                         let left = live.number().filter(|_| late && !live.cancelled);
                         if left.is_some() {
@@ -591,10 +592,14 @@ impl Keeper {
                         if let Some(id) = left {
                             self.out.act(Act::Cancel(key, id));
                         }
-                        if failed && !lives {
+                        if failed && lives != Some(true) {
                             self.fence(key, "its node failed");
                         }
                         return;
+                    }
+                    if lives.is_none() {
+                        drop(all);
+                        return self.fence(key, UNSEEN);
                     }
                 }
             }
@@ -729,13 +734,10 @@ impl Keeper {
             if !dir.token_taken() || matches!(dir.ended(), Ok(Some(_))) {
                 continue;
             }
-            if dir.file("no-lock").exists() {
-                return None;
-            }
-            match dir.locked() {
-                Ok(true) => return Some(false),
-                Ok(false) => {}
-                Err(_) => return None,
+            match lives(&dir) {
+                Some(true) => return Some(false),
+                Some(false) => {}
+                None => return None,
             }
         }
         Some(true)
@@ -763,7 +765,7 @@ impl Keeper {
             Some(false) => return,
             Some(true) if job.state != NativeState::NodeFail => {}
             _ if job.state == NativeState::NodeFail => return self.fence(key, "its node failed"),
-            _ => return self.fence(key, "Slurm says that it is over, and its guard's lock cannot be seen"),
+            _ => return self.fence(key, UNSEEN),
         }
         let outcome = slurm_outcome(job)
             .unwrap_or_else(|| Outcome::Stopped(format!("its guard was ended: Slurm says {}", job.word)));
@@ -1024,6 +1026,20 @@ impl Live {
     fn number(&self) -> Option<u64> {
         self.seen.as_ref().map(|n| n.id).or(self.native)
     }
+}
+
+/// Whether a guard began in a node's folder and has not said its end. One that did not never will.
+fn may_run(node: &AttemptDir) -> bool {
+    match node.ended() {
+        Ok(Some(_)) => false,
+        Ok(None) => !node.revoke_token().unwrap_or(false) && node.token_taken(),
+        Err(_) => true,
+    }
+}
+
+/// Whether the guard of a folder lives, by its lock; none where that cannot be known.
+fn lives(dir: &AttemptDir) -> Option<bool> {
+    if dir.file("no-lock").exists() { None } else { dir.locked().ok() }
 }
 
 /// Why Slurm told an attempt's guard to end, as the attempt's batch job shows it: none where it does not yet, an

@@ -170,6 +170,35 @@ fn words_of_slurm_are_cut_and_the_last_line_is_read_from_its_end() {
     assert!(last_line(&dir).len() <= LINE_BYTES);
 }
 
+/// Its shared folder has no locks that work, or the way to one is lost: a list that says "completed" may mean the second
+/// run of a controller that forgot the first, and a node's guard may live.
+#[test]
+fn a_nodes_guard_whose_lock_cannot_be_seen_is_not_taken_for_gone() {
+    for how in ["no locks", "an error", "it is free"] {
+        let desk = Desk::new();
+        let nodes = desk.gang(1, Some(Span::secs(3_600)));
+        desk.keeper.dir(key(1)).write_ended(&ended(Outcome::Exited(9))).expect("writes");
+        nodes[0].write_ended(&ended(Outcome::Exited(4))).expect("writes");
+        match how {
+            "no locks" => fs::write(nodes[1].file("no-lock"), "").expect("writes"),
+            "an error" => {
+                fs::remove_file(nodes[1].file("lock")).expect("removes");
+                fs::create_dir(nodes[1].file("lock")).expect("a folder in its place");
+            }
+            _ => {}
+        }
+        desk.list(&[job(1, NativeState::Completed)]);
+        if how == "it is free" {
+            assert_eq!(desk.ended(), Some(Outcome::Exited(4)), "the kernel knows that it is gone");
+            continue;
+        }
+        assert_eq!(desk.ended(), None, "{how}: it may run there still");
+        desk.lapse(1);
+        desk.list(&[job(1, NativeState::Completed)]);
+        assert!(matches!(desk.ended(), Some(Outcome::Stopped(_))), "{how}: its time is over");
+    }
+}
+
 /// Its batch job is gone, and so is whoever wanted it: its folder shall not stay for ever.
 #[test]
 fn what_nobody_asks_for_and_slurm_does_not_have_is_given_up() {
