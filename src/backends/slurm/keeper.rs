@@ -119,6 +119,9 @@ pub struct Keeper {
     map: Mutex<NodeMap>,
     /// As Slurm said; none where it has not yet.
     kill_wait: Mutex<Option<Span>>,
+    /// The partitions that are shown to this user, and when they were asked for.
+    shown: Mutex<Option<(Instant, Vec<String>)>>,
+    wanted_within: Span,
 }
 
 impl Keeper {
@@ -138,6 +141,8 @@ impl Keeper {
             renewals: Renewals::default(),
             map: Mutex::default(),
             kill_wait: Mutex::default(),
+            shown: Mutex::default(),
+            wanted_within: WANTED_WITHIN,
         })
     }
 
@@ -155,6 +160,13 @@ impl Keeper {
     }
     pub(super) fn map(&self) -> NodeMap {
         open(&self.map).clone()
+    }
+    /// None where there is no answer yet.
+    pub(super) fn shown(&self) -> Option<(Instant, Vec<String>)> {
+        open(&self.shown).clone()
+    }
+    pub(super) fn set_shown(&self, shown: Vec<String>) {
+        *open(&self.shown) = Some((clock::now(), shown));
     }
     pub(super) fn set_kill_wait(&self, wait: Span) {
         *open(&self.kill_wait) = Some(wait);

@@ -33,7 +33,9 @@ pub struct NodeMap {
 const GROUPS_MAX: usize = 48;
 /// Bytes of all groups in a report: labels and terms need room beside them, names of what is left out give way.
 const GROUPS_BYTES_MAX: usize = 12_000;
-/// Why a node is left out that is of a kind for which there is no room,
+/// Why a node is left out whose partitions are all hidden, or closed to the user's groups,
+const NOT_SHOWN: &str = "its partitions are hidden from this user";
+/// one that is of a kind for which there is no room,
 const TOO_MANY_KINDS: &str = "too many kinds of nodes";
 /// and one whose GPUs would be more than any cluster is believed to have.
 const TOO_MANY_GPUS: &str = "too many GPUs for one cluster";
@@ -135,6 +137,17 @@ fn keep_largest<'n>(groups: &mut Vec<Group<'n>>) -> Vec<Group<'n>> {
 impl NodeMap {
     /// Of the partitions that are used (all where none is named).
     pub fn new(nodes: &[NativeNode], partitions: &[String], names: &BTreeMap<String, String>) -> Self {
+        Self::of_shown(nodes, partitions, names, &[])
+    }
+
+    /// The same where it is told which partitions are shown to this user: what lies in others only is offered where an
+    /// operator has named them.
+    pub(super) fn of_shown(
+        nodes: &[NativeNode],
+        partitions: &[String],
+        names: &BTreeMap<String, String>,
+        shown: &[String],
+    ) -> Self {
         let report = SlurmReport::of(nodes.iter().map(|n| NodeOf {
             partitions: &n.partitions,
             features: &n.features,
@@ -147,6 +160,11 @@ impl NodeMap {
         let mut gpus_in_all: u64 = 0;
         for node in nodes {
             if !partitions.is_empty() && !node.partitions.iter().any(|p| partitions.contains(p)) {
+                continue;
+            }
+            let closed = partitions.is_empty() && !shown.is_empty() && !node.partitions.is_empty();
+            if closed && !node.partitions.iter().any(|p| shown.contains(p)) {
+                map.left_out.push((node.name.clone(), NOT_SHOWN.into()));
                 continue;
             }
             if !node.usable {
@@ -327,6 +345,26 @@ mod tests {
             assert!(group.memory <= node.memory && group.cpus.0 <= u64::from(node.cpus) * 1_000);
             assert!(group.memory.0 * 2 > node.memory.0, "not much less either: {group:?}");
         }
+    }
+
+    /// What is granted there, sbatch would refuse; a script may name a hidden partition, and an operator may.
+    #[test]
+    fn nodes_of_hidden_partitions_are_told_and_offered_only_where_they_are_named() {
+        let of = |name: &str, partitions: &[&str]| NativeNode {
+            partitions: partitions.iter().map(|p| (*p).to_owned()).collect(),
+            ..node(name, true, None)
+        };
+        let nodes = [of("n1", &["main", "hidden"]), of("n2", &["hidden"]), of("n3", &[])];
+        let map =
+            |used: &[String], shown: &[String]| NodeMap::of_shown(&nodes, used, &BTreeMap::new(), shown);
+        let offered = |map: &NodeMap| map.index.keys().cloned().collect::<Vec<_>>();
+        let shown = map(&[], &["main".into()]);
+        assert_eq!(offered(&shown), ["n1", "n3"]);
+        assert_eq!(shown.left_out, [("n2".to_owned(), NOT_SHOWN.to_owned())]);
+        let told = shown.news().slurm.expect("is told");
+        assert!(told.partitions.iter().any(|p| p.name == "hidden" && p.nodes == 2), "{told:?}");
+        assert_eq!(offered(&map(&["hidden".into()], &["main".into()])), ["n1", "n2"], "an operator's word");
+        assert_eq!(offered(&map(&[], &[])).len(), 3, "where it is not told");
     }
 
     /// However much they differ, and however long their names are: the report of them has room for the largest.
