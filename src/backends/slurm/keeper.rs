@@ -113,8 +113,8 @@ pub struct Keeper {
     pub(super) out: Outbox<Act>,
     live: Mutex<BTreeMap<AttemptKey, Live>>,
     forgotten: Mutex<VecDeque<AttemptKey>>,
-    /// Batch jobs of attempts that are over, by number, which could not be cancelled.
-    left: Mutex<BTreeMap<u64, AttemptKey>>,
+    /// Batch jobs of attempts that are over, by number, which could not be cancelled, and since when that is known.
+    left: Mutex<BTreeMap<u64, (AttemptKey, Instant)>>,
     renewals: Renewals,
     map: Mutex<NodeMap>,
     /// As Slurm said; none where it has not yet.
@@ -367,6 +367,10 @@ impl Keeper {
     /// What became of a submission.
     pub(super) fn submitted(&self, key: AttemptKey, result: Result<u64, SubmitError>) {
         let dir = self.dir(key);
+        if let Ok(id) = &result {
+            // Only a hint for people and for the next run; the name is what counts.
+            let _ = write_json_unsynced(&dir.file("native.json"), id);
+        }
         {
             let mut all = open(&self.live);
             let Some(live) = all.get_mut(&key) else {
@@ -383,10 +387,7 @@ impl Keeper {
             }
         }
         match result {
-            Ok(id) => {
-                // Only a hint for people and for the next run; the name is what counts.
-                let _ = write_json_unsynced(&dir.file("native.json"), &id);
-            }
+            Ok(_) => {}
             Err(SubmitError::Unknown(why)) => {
                 tracing::warn!(%key, trace = self.dir(key).trace(), "whether Slurm took an attempt is not known, it is looked for: {why}");
             }
@@ -641,7 +642,7 @@ impl Keeper {
             self.check(key);
             self.overdue(key);
         }
-        self.cancel_left(jobs);
+        self.cancel_left(jobs, asked_at);
     }
 
     /// A batch job could not be cancelled: it is tried again at the next list.
@@ -652,21 +653,25 @@ impl Keeper {
         }
         let mut left = open(&self.left);
         if left.len() < LEFT_MAX {
-            left.insert(id, key);
+            left.insert(id, (key, clock::now()));
         }
     }
 
-    /// An empty list says nothing; what another one does not name is gone, or no more than a place in a queue.
-    fn cancel_left(&self, jobs: &[NativeJob]) {
-        if jobs.is_empty() || open(&self.left).is_empty() {
+    /// An empty list says nothing; what another one does not name is gone, or no more than a place in a queue, unless
+    /// it was made at about the time at which that list was asked for.
+    fn cancel_left(&self, jobs: &[NativeJob], asked_at: Instant) {
+        let mut left = open(&self.left);
+        if jobs.is_empty() || left.is_empty() {
             return;
         }
-        let left = std::mem::take(&mut *open(&self.left));
         for job in jobs.iter().filter(|j| !j.state.is_over()) {
-            if let Some(key) = left.get(&job.id).filter(|key| job.name == native_name(**key)) {
-                self.out.act(Act::Cancel(*key, job.id));
+            let named = left.get(&job.id).filter(|(key, _)| job.name == native_name(*key));
+            if let Some((key, _)) = named.copied() {
+                left.remove(&job.id);
+                self.out.act(Act::Cancel(key, job.id));
             }
         }
+        left.retain(|_, (_, since)| *since + FRESH > asked_at);
     }
 
     fn seen_one(&self, key: AttemptKey, job: NativeJob, asked_at: Instant) {

@@ -199,6 +199,39 @@ fn a_nodes_guard_whose_lock_cannot_be_seen_is_not_taken_for_gone() {
     }
 }
 
+/// The list that was asked for before it was submitted cannot name it.
+#[test]
+fn an_older_list_does_not_drop_a_cancel_that_failed() {
+    let desk = Desk::new();
+    let asked_before = clock::now();
+    desk.submitted(1);
+    desk.keeper.command(BackendCommand::Stop { key: key(1), notice: Span::ZERO, reason: StopReason::Cancel });
+    desk.keeper.out.take_acts();
+    desk.keeper.cancel_failed(key(1), 101);
+    desk.keeper.seen(&[job(2, NativeState::Active)], asked_before);
+    desk.list(&[job(1, NativeState::Pending)]);
+    assert_eq!(desk.keeper.out.take_acts(), [Act::Cancel(key(1), 101)]);
+    // One that was asked for long after, and does not name it, does.
+    desk.keeper.cancel_failed(key(1), 101);
+    desk.keeper.seen(&[job(2, NativeState::Active)], clock::now() + FRESH);
+    desk.list(&[job(1, NativeState::Pending)]);
+    assert!(desk.keeper.out.take_acts().is_empty());
+}
+
+/// Stopped while sbatch ran: what it made is known to the next run, which asks for its cancel once more.
+#[test]
+fn a_number_that_came_after_the_stop_is_kept() {
+    let desk = Desk::new();
+    desk.begin(1, None);
+    desk.keeper.command(BackendCommand::Stop { key: key(1), notice: Span::ZERO, reason: StopReason::Cancel });
+    assert!(desk.keeper.out.take_acts().is_empty(), "nothing to cancel yet");
+    desk.keeper.submitted(key(1), Ok(101));
+    assert_eq!(desk.keeper.out.take_acts(), [Act::Cancel(key(1), 101)]);
+    let desk = desk.again();
+    desk.list(&[job(1, NativeState::Pending)]);
+    assert_eq!(desk.keeper.out.take_acts(), [Act::Cancel(key(1), 101)]);
+}
+
 /// Its batch job is gone, and so is whoever wanted it: its folder shall not stay for ever.
 #[test]
 fn what_nobody_asks_for_and_slurm_does_not_have_is_given_up() {
