@@ -445,7 +445,18 @@ impl Keeper {
     /// How an attempt ended. Of a gang the launcher's end is not all: its nodes' guards must have ended, too.
     fn closed(&self, key: AttemptKey) -> io::Result<Option<Ended>> {
         let open_gang = open(&self.live).get(&key).is_some_and(|l| l.kept.parts > 0);
-        if open_gang { Ok(None) } else { self.dir(key).ended() }
+        if open_gang {
+            return Ok(None);
+        }
+        let ended = self.dir(key).ended()?;
+        Ok(ended.map(|ended| self.of_all(key, ended, self.kept(key).map_or(0, |kept| kept.parts))))
+    }
+
+    /// With what the guards of a gang's nodes wrote.
+    fn of_all(&self, key: AttemptKey, whole: Ended, parts: u32) -> Ended {
+        let nodes: Vec<Ended> =
+            self.node_dirs(key, parts).iter().filter_map(|n| n.ended().ok().flatten()).collect();
+        gang_outcome(whole, &nodes)
     }
 
     fn stop(&self, key: AttemptKey, stop: Stop) {
@@ -928,7 +939,9 @@ impl Keeper {
                 let kept = self.kept(key);
                 let native: Option<u64> = optional(read_json(&dir.file("native.json"))).ok().flatten();
                 let by_slurm = ended.outcome == Outcome::Stopped(BY_SCHEDULER.into());
-                match kept.filter(|kept| by_slurm || kept.parts > 0) {
+                let parts = kept.as_ref().map_or(0, |kept| kept.parts);
+                let may_live = self.node_dirs(key, parts).iter().any(may_run);
+                match kept.filter(|_| by_slurm || may_live) {
                     // Why Slurm ended it is still to be asked; or its nodes' guards may not have ended.
                     Some(kept) => {
                         let gang = kept.parts > 0;
@@ -946,7 +959,7 @@ impl Keeper {
                         if let Some(id) = native {
                             self.cancel_failed(key, id);
                         }
-                        over.push((key, ended));
+                        over.push((key, self.of_all(key, ended, parts)));
                     }
                 }
             } else {

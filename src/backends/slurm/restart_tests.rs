@@ -232,6 +232,43 @@ fn a_number_that_came_after_the_stop_is_kept() {
     assert_eq!(desk.keeper.out.take_acts(), [Act::Cancel(key(1), 101)]);
 }
 
+/// Whether it never began or all its guards have ended: it is over, and its cancel may have failed.
+#[test]
+fn a_gang_that_is_over_is_not_told_as_running_and_its_cancel_is_asked_for_again() {
+    for began in [false, true] {
+        let desk = Desk::new();
+        if began {
+            let nodes = desk.gang(1, Some(Span::secs(3_600)));
+            desk.keeper.dir(key(1)).write_ended(&ended(Outcome::Exited(9))).expect("writes");
+            for (node, code) in nodes.iter().zip([4, 0]) {
+                node.write_ended(&ended(Outcome::Exited(code))).expect("writes");
+            }
+        } else {
+            let spec = crate::model::JobSpec { nodes: 2, ..script("true") };
+            desk.keeper.command(BackendCommand::Start(Box::new(start(key(1), spec))));
+            desk.keeper.submitted(key(1), Ok(101));
+            let reason = StopReason::Cancel;
+            desk.keeper.command(BackendCommand::Stop { key: key(1), notice: Span::ZERO, reason });
+        }
+        let desk = desk.again();
+        let events = desk.events();
+        let running = events.iter().find_map(|e| match e {
+            BackendEvent::Adopted { running } => Some(running.len()),
+            _ => None,
+        });
+        assert_eq!(running, Some(0), "{began}");
+        let end = if began { Outcome::Exited(4) } else { Outcome::Cancelled };
+        let told = |events: &[BackendEvent]| {
+            events.iter().any(|e| matches!(e, BackendEvent::Ended { outcome, .. } if *outcome == end))
+        };
+        assert!(told(&events), "{began}: {events:?}");
+        desk.keeper.command(BackendCommand::Start(Box::new(start(key(1), script("true")))));
+        assert!(told(&desk.events()), "{began}: the same when it is asked for again");
+        desk.list(&[job(1, NativeState::Pending)]);
+        assert_eq!(desk.keeper.out.take_acts(), [Act::Cancel(key(1), 101)], "{began}");
+    }
+}
+
 /// Its batch job is gone, and so is whoever wanted it: its folder shall not stay for ever.
 #[test]
 fn what_nobody_asks_for_and_slurm_does_not_have_is_given_up() {
