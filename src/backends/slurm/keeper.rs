@@ -808,11 +808,15 @@ impl Keeper {
         if live.hold.fence(why, now) {
             tracing::warn!(%key, trace = self.dir(key).trace(), "{why}: waiting until its guard's time is over");
         }
-        if !live.hold.is_over(live.kept.grace, now) {
+        // What was told to end before it was fenced, and has no time that could be over, ends by that word alone.
+        let told = live.hold.stop.map(|(stop, _)| stop.reason);
+        let told = told.filter(|reason| live.hold.for_ever(live.kept.grace, *reason));
+        if told.is_none() && !live.hold.is_over(live.kept.grace, now) {
             return;
         }
         drop(all);
-        self.write_end(key, self.end_now(key, Outcome::Stopped(why.to_owned())));
+        let outcome = told.map_or_else(|| Outcome::Stopped(why.to_owned()), guard::stopped_by);
+        self.write_end(key, self.end_now(key, outcome));
     }
 
     fn missing(&self, key: AttemptKey, asked_at: Instant) {

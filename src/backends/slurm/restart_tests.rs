@@ -269,6 +269,26 @@ fn a_gang_that_is_over_is_not_told_as_running_and_its_cancel_is_asked_for_again(
     }
 }
 
+/// The operator's word came first, then its node was lost: that word ends it all the same.
+#[test]
+fn a_stray_without_a_grace_that_was_told_to_end_ends_when_it_is_fenced() {
+    for (reason, end) in [
+        (StopReason::Cancel, Some(Outcome::Cancelled)),
+        (StopReason::Superseded, Some(Outcome::Stopped("superseded".into()))),
+        (StopReason::Drain, None),
+    ] {
+        let desk = Desk::new();
+        desk.begin(1, None);
+        desk.keeper.submitted(key(1), Ok(101));
+        desk.age(1);
+        assert!(desk.keeper.dir(key(1)).take_token().expect("takes"));
+        desk.keeper.command(BackendCommand::Stop { key: key(1), notice: Span::ZERO, reason });
+        assert_eq!(desk.ended(), None, "its guard may say how it ends");
+        desk.list(&[job(1, NativeState::NodeFail)]);
+        assert_eq!(desk.ended(), end, "{reason:?}");
+    }
+}
+
 /// Its batch job is gone, and so is whoever wanted it: its folder shall not stay for ever.
 #[test]
 fn what_nobody_asks_for_and_slurm_does_not_have_is_given_up() {
