@@ -736,7 +736,7 @@ impl Keeper {
                 self.config.pending_max.as_secs_f64(),
                 job.reason
             )
-        } else if !wanted && age > WANTED_WITHIN {
+        } else if !wanted && age > self.wanted_within {
             UNWANTED.to_owned()
         } else {
             return;
@@ -869,7 +869,7 @@ impl Keeper {
         let known = open(&self.live).get(&key).map(|l| (l.submits, l.wanted, l.since));
         let Some((submits, wanted, since)) = known else { return };
         if !wanted {
-            if clock::now().since(since) > WANTED_WITHIN && dir.revoke_token().unwrap_or(false) {
+            if clock::now().since(since) > self.wanted_within && dir.revoke_token().unwrap_or(false) {
                 self.close_unstarted(key, Outcome::Refused(UNWANTED.into()));
             }
             return;
