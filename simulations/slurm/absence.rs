@@ -84,7 +84,7 @@ pub fn ten_minutes_without_slurmrestd_end_nothing_and_start_nothing_twice(ground
     let (conf, folder) = (ground.a.conf(), ground.folder("restless"));
     let socket = folder.join("rest.sock");
     let Some(restd) = Restd::start(&ground.a, socket.clone()) else {
-        println!("not tried: slurmrestd is not installed");
+        ground.not_tried("slurmrestd is not installed");
         return;
     };
     let rest = restd.address();

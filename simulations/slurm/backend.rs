@@ -85,7 +85,7 @@ pub fn it_runs_programs(ground: &mut Ground) {
 pub fn through_slurmrestd_too(ground: &mut Ground) {
     let (conf, folder) = (ground.a.conf(), ground.folder("rest"));
     let Some(restd) = Restd::start(&ground.a, folder.join("rest.sock")) else {
-        println!("not tried: slurmrestd is not installed");
+        ground.not_tried("slurmrestd is not installed");
         return;
     };
     let rest = restd.address();

@@ -1,6 +1,7 @@
 //! What scenarios share: two Slurm clusters, and a mesh of three peers in front of them and of this machine, made
 //! when first needed.
 
+use std::cell::RefCell;
 use std::path::PathBuf;
 
 use super::harness::until;
@@ -17,6 +18,7 @@ pub struct Ground {
     pub b: Cluster,
     pub munge: Munge,
     folder: Option<tempfile::TempDir>,
+    not_tried: RefCell<Option<String>>,
 }
 
 /// Three peers.
@@ -32,7 +34,16 @@ impl Ground {
         let munge = Munge::start(folder.path());
         let a = Cluster::start(folder.path(), &munge, "alpha", NODES, "");
         let b = Cluster::start(folder.path(), &munge, "beta", NODES, "");
-        Self { mesh: None, a, b, munge, folder: Some(folder) }
+        Self { mesh: None, a, b, munge, folder: Some(folder), not_tried: RefCell::default() }
+    }
+
+    /// The scenario that runs needs what is not here: it counts as ignored.
+    pub fn not_tried(&self, why: &str) {
+        *self.not_tried.borrow_mut() = Some(why.to_owned());
+    }
+    /// Why the scenario that ended was not tried, if so.
+    pub fn take_not_tried(&self) -> Option<String> {
+        self.not_tried.take()
     }
 
     /// A folder for one scenario.

@@ -22,7 +22,7 @@ use super::speed::Other;
 /// A peer that asks slurmrestd through the proxy, and has none of the commands.
 async fn through(ground: &Ground, folder: &Path) -> Option<(Restd, std::sync::Arc<Proxy>, Desk)> {
     let Some(restd) = Restd::start(&ground.a, folder.join("rest.sock")) else {
-        println!("not tried: slurmrestd is not installed");
+        ground.not_tried("slurmrestd is not installed");
         return None;
     };
     let proxy = Proxy::start(folder, restd.socket.clone());
@@ -150,7 +150,7 @@ fn renewed(mut spec: JobSpec) -> JobSpec {
 /// commands.
 pub fn through_slurmrestd_with_a_token_over_tcp(ground: &mut Ground) {
     if let Err(why) = jwt_installed() {
-        println!("not tried: {why}");
+        ground.not_tried(&why);
         return;
     }
     let folder = ground.folder("jwt");

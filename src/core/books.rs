@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::api::{Held, NodeShare};
 use super::schedule::nodes::{Choice, fit};
 use crate::base::{Bytes, MilliCpu};
-use crate::model::report::{NodeCapacity, QueueReport};
+use crate::model::report::{CapacityReport, NodeCapacity, QueueReport};
 use crate::model::{Resources, gpu};
 
 /// Most nodes that are expanded; a larger cluster is refused by the configuration.
@@ -342,8 +342,11 @@ impl Books {
                 report.gpus_left.insert(model.clone(), left);
             }
         }
-        report.cpus_free = MilliCpu(self.nodes.iter().fold(0, |sum, n| sum.saturating_add(n.cpus)));
-        report.memory_free = Bytes(self.nodes.iter().fold(0, |sum, n| sum.saturating_add(n.memory)));
+        // A report that says more than one may is not published at all.
+        let cpus = self.nodes.iter().fold(0, |sum: u64, n| sum.saturating_add(n.cpus));
+        let memory = self.nodes.iter().fold(0, |sum: u64, n| sum.saturating_add(n.memory));
+        report.cpus_free = MilliCpu(cpus).min(QueueReport::CPUS_FREE_MAX);
+        report.memory_free = Bytes(memory).min(CapacityReport::MEMORY_MAX);
     }
 }
 

@@ -115,3 +115,13 @@ fn what_was_needed_is_needed_in_renewed_books_too() {
     assert_eq!(renewed.need(&wanted), before);
     assert_eq!(renewed.fit(1, &before).expect("fits")[0].node, 1);
 }
+
+/// What a queue report may say is bounded, and one that says more is not published at all.
+#[test]
+fn what_is_free_in_all_is_told_up_to_what_a_report_may_say() {
+    let big = NodeCapacity { cpus: MilliCpu(1_000_000_000), memory: Bytes(1 << 59), ..group(3, 0, "X") };
+    let books = Books::new(&[NodeCapacity { gpu_model: None, ..big }]);
+    let mut report = QueueReport::default();
+    books.report(&mut report);
+    assert_eq!((report.cpus_free, report.memory_free), (MilliCpu(1_000_000_000), Bytes(1 << 60)));
+}

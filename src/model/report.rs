@@ -62,6 +62,13 @@ pub struct CapacityReport {
     pub slurm: Option<SlurmReport>,
 }
 
+impl CapacityReport {
+    /// No cluster has more of anything that is counted: a report with more is none.
+    pub const COUNT_MAX: u64 = 1_000_000;
+    /// Nor more memory, on one node or on all.
+    pub const MEMORY_MAX: Bytes = Bytes(1 << 60);
+}
+
 /// Nodes that take nothing, with the reason. Bounded, the first by name, and it says how many more there are.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
@@ -221,6 +228,11 @@ pub struct QueueReport {
     /// Jobs for which nodes are held until they are free, without a known end.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub keeps: Vec<KeepReport>,
+}
+
+impl QueueReport {
+    /// A report that has more CPUs free is none.
+    pub const CPUS_FREE_MAX: MilliCpu = MilliCpu(1_000 * CapacityReport::COUNT_MAX);
 }
 
 /// Nodes are held for a job: for whom. A cluster that would do so for a younger one does not, beyond a small part of the mesh.

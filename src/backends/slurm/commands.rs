@@ -180,13 +180,26 @@ impl Driver for Commands {
         let whole = |d: &Value| {
             parse::list(d, "nodes").map(|all| all.iter().filter_map(parse::node).collect::<Vec<_>>())
         };
-        // Without --all, a partition that is hidden is in no node's list.
+        // Without --all, a partition that is hidden is in no node's list; what may be offered is asked for by itself.
         let first = self.json("scontrol", &["show", "nodes", "--json", "--all"]).await;
         if let Ok(nodes) = first.as_ref().map_err(|e| e.0.clone()).and_then(whole) {
             return Ok(nodes);
         }
         let document = self.json("sinfo", &["--json", "--all"]).await?;
         whole(&document).map_err(|e| DriverError(format!("sinfo: {e}")))
+    }
+
+    async fn shown(&self) -> Result<Vec<String>, DriverError> {
+        let output = self.run("sinfo", &["--noheader", "--format=%R"], None).await?;
+        if !output.status.success() {
+            return Err(DriverError(format!("sinfo: {}", first_words(&output))));
+        }
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let mut names: Vec<String> =
+            text.lines().map(str::trim).filter(|l| !l.is_empty()).map(str::to_owned).collect();
+        names.sort_unstable();
+        names.dedup();
+        Ok(names)
     }
 
     async fn submit(&self, job: &Submission) -> Result<u64, SubmitError> {
@@ -312,6 +325,16 @@ echo "{\"nodes\": [{\"name\": \"n1\", \"partitions\": [\"main\"$more]}]}""#;
             let nodes = with(folder.path(), "scontrol", scontrol).nodes().await.expect("answers");
             assert_eq!(nodes[0].partitions, ["main", "hidden"], "{scontrol}");
         }
+    }
+
+    #[tokio::test]
+    async fn partitions_that_are_shown_are_asked_for_without_the_hidden_ones() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let says = r#"case " $* " in *" --all "*) exit 1;; *"%R"*) printf 'main\nlow \n\nmain\n';; *) exit 1;; esac"#;
+        let commands = with(folder.path(), "sinfo", says);
+        assert_eq!(commands.shown().await.expect("answers"), ["low", "main"]);
+        let error = with(folder.path(), "sinfo", "echo no >&2; exit 1").shown().await.expect_err("it fails");
+        assert_eq!(error.0, "sinfo: no");
     }
 
     /// Nor does one that writes before it reads, and more than a pipe holds, wait for ever.

@@ -53,6 +53,7 @@ const LINE_BYTES: usize = 200;
 /// An adopted attempt that waits in Slurm's queue, and that the core has not asked for again by then, is given up.
 const WANTED_WITHIN: Span = Span::secs(300);
 const UNWANTED: &str = "nobody asked for it after the peer was started again";
+const UNSEEN: &str = "Slurm says that it is over, and its guard's lock cannot be seen";
 
 /// Where an attempt stands with Slurm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,12 +113,15 @@ pub struct Keeper {
     pub(super) out: Outbox<Act>,
     live: Mutex<BTreeMap<AttemptKey, Live>>,
     forgotten: Mutex<VecDeque<AttemptKey>>,
-    /// Batch jobs of attempts that are over, by number, which could not be cancelled.
-    left: Mutex<BTreeMap<u64, AttemptKey>>,
+    /// Batch jobs of attempts that are over, by number, which could not be cancelled, and since when that is known.
+    left: Mutex<BTreeMap<u64, (AttemptKey, Instant)>>,
     renewals: Renewals,
     map: Mutex<NodeMap>,
     /// As Slurm said; none where it has not yet.
     kill_wait: Mutex<Option<Span>>,
+    /// The partitions that are shown to this user, and when they were asked for.
+    shown: Mutex<Option<(Instant, Vec<String>)>>,
+    wanted_within: Span,
 }
 
 impl Keeper {
@@ -137,6 +141,8 @@ impl Keeper {
             renewals: Renewals::default(),
             map: Mutex::default(),
             kill_wait: Mutex::default(),
+            shown: Mutex::default(),
+            wanted_within: WANTED_WITHIN,
         })
     }
 
@@ -154,6 +160,13 @@ impl Keeper {
     }
     pub(super) fn map(&self) -> NodeMap {
         open(&self.map).clone()
+    }
+    /// None where there is no answer yet.
+    pub(super) fn shown(&self) -> Option<(Instant, Vec<String>)> {
+        open(&self.shown).clone()
+    }
+    pub(super) fn set_shown(&self, shown: Vec<String>) {
+        *open(&self.shown) = Some((clock::now(), shown));
     }
     pub(super) fn set_kill_wait(&self, wait: Span) {
         *open(&self.kill_wait) = Some(wait);
@@ -354,6 +367,10 @@ impl Keeper {
     /// What became of a submission.
     pub(super) fn submitted(&self, key: AttemptKey, result: Result<u64, SubmitError>) {
         let dir = self.dir(key);
+        if let Ok(id) = &result {
+            // Only a hint for people and for the next run; the name is what counts.
+            let _ = write_json_unsynced(&dir.file("native.json"), id);
+        }
         {
             let mut all = open(&self.live);
             let Some(live) = all.get_mut(&key) else {
@@ -370,10 +387,7 @@ impl Keeper {
             }
         }
         match result {
-            Ok(id) => {
-                // Only a hint for people and for the next run; the name is what counts.
-                let _ = write_json_unsynced(&dir.file("native.json"), &id);
-            }
+            Ok(_) => {}
             Err(SubmitError::Unknown(why)) => {
                 tracing::warn!(%key, trace = self.dir(key).trace(), "whether Slurm took an attempt is not known, it is looked for: {why}");
             }
@@ -431,7 +445,18 @@ impl Keeper {
     /// How an attempt ended. Of a gang the launcher's end is not all: its nodes' guards must have ended, too.
     fn closed(&self, key: AttemptKey) -> io::Result<Option<Ended>> {
         let open_gang = open(&self.live).get(&key).is_some_and(|l| l.kept.parts > 0);
-        if open_gang { Ok(None) } else { self.dir(key).ended() }
+        if open_gang {
+            return Ok(None);
+        }
+        let ended = self.dir(key).ended()?;
+        Ok(ended.map(|ended| self.of_all(key, ended, self.kept(key).map_or(0, |kept| kept.parts))))
+    }
+
+    /// With what the guards of a gang's nodes wrote.
+    fn of_all(&self, key: AttemptKey, whole: Ended, parts: u32) -> Ended {
+        let nodes: Vec<Ended> =
+            self.node_dirs(key, parts).iter().filter_map(|n| n.ended().ok().flatten()).collect();
+        gang_outcome(whole, &nodes)
     }
 
     fn stop(&self, key: AttemptKey, stop: Stop) {
@@ -570,18 +595,18 @@ impl Keeper {
         }
         // The launcher is gone; every node's guard must be, too.
         let mut nodes: Vec<Ended> = Vec::new();
-        for node in self.node_dirs(key, parts) {
+        for node in &self.node_dirs(key, parts) {
             match node.ended() {
                 Ok(Some(ended)) => nodes.push(ended),
-                Ok(None) if node.revoke_token().unwrap_or(false) || !node.token_taken() => {}
+                _ if !may_run(node) => {}
                 _ => {
                     // Slurm ends what is left, and its word that it did counts.
                     let mut all = open(&self.live);
                     let Some(live) = all.get_mut(&key) else { return };
                     let state = live.seen.as_ref().map(|n| n.state);
-                    let lives = matches!(node.locked(), Ok(true));
+                    let lives = lives(node);
                     let failed = state == Some(NativeState::NodeFail);
-                    if lives || failed || !state.is_some_and(NativeState::is_over) {
+                    if lives == Some(true) || failed || !state.is_some_and(NativeState::is_over) {
                         let late = clock::now().since(live.since) > CANCEL_AFTER;
                         let left = live.number().filter(|_| late && !live.cancelled);
                         if left.is_some() {
@@ -591,10 +616,14 @@ impl Keeper {
                         if let Some(id) = left {
                             self.out.act(Act::Cancel(key, id));
                         }
-                        if failed && !lives {
+                        if failed && lives != Some(true) {
                             self.fence(key, "its node failed");
                         }
                         return;
+                    }
+                    if lives.is_none() {
+                        drop(all);
+                        return self.fence(key, UNSEEN);
                     }
                 }
             }
@@ -624,7 +653,7 @@ impl Keeper {
             self.check(key);
             self.overdue(key);
         }
-        self.cancel_left(jobs);
+        self.cancel_left(jobs, asked_at);
     }
 
     /// A batch job could not be cancelled: it is tried again at the next list.
@@ -635,21 +664,25 @@ impl Keeper {
         }
         let mut left = open(&self.left);
         if left.len() < LEFT_MAX {
-            left.insert(id, key);
+            left.insert(id, (key, clock::now()));
         }
     }
 
-    /// An empty list says nothing; what another one does not name is gone, or no more than a place in a queue.
-    fn cancel_left(&self, jobs: &[NativeJob]) {
-        if jobs.is_empty() || open(&self.left).is_empty() {
+    /// An empty list says nothing; what another one does not name is gone, or no more than a place in a queue, unless
+    /// it was made at about the time at which that list was asked for.
+    fn cancel_left(&self, jobs: &[NativeJob], asked_at: Instant) {
+        let mut left = open(&self.left);
+        if jobs.is_empty() || left.is_empty() {
             return;
         }
-        let left = std::mem::take(&mut *open(&self.left));
         for job in jobs.iter().filter(|j| !j.state.is_over()) {
-            if let Some(key) = left.get(&job.id).filter(|key| job.name == native_name(**key)) {
-                self.out.act(Act::Cancel(*key, job.id));
+            let named = left.get(&job.id).filter(|(key, _)| job.name == native_name(*key));
+            if let Some((key, _)) = named.copied() {
+                left.remove(&job.id);
+                self.out.act(Act::Cancel(key, job.id));
             }
         }
+        left.retain(|_, (_, since)| *since + FRESH > asked_at);
     }
 
     fn seen_one(&self, key: AttemptKey, job: NativeJob, asked_at: Instant) {
@@ -703,7 +736,7 @@ impl Keeper {
                 self.config.pending_max.as_secs_f64(),
                 job.reason
             )
-        } else if !wanted && age > WANTED_WITHIN {
+        } else if !wanted && age > self.wanted_within {
             UNWANTED.to_owned()
         } else {
             return;
@@ -729,13 +762,10 @@ impl Keeper {
             if !dir.token_taken() || matches!(dir.ended(), Ok(Some(_))) {
                 continue;
             }
-            if dir.file("no-lock").exists() {
-                return None;
-            }
-            match dir.locked() {
-                Ok(true) => return Some(false),
-                Ok(false) => {}
-                Err(_) => return None,
+            match lives(&dir) {
+                Some(true) => return Some(false),
+                Some(false) => {}
+                None => return None,
             }
         }
         Some(true)
@@ -763,7 +793,7 @@ impl Keeper {
             Some(false) => return,
             Some(true) if job.state != NativeState::NodeFail => {}
             _ if job.state == NativeState::NodeFail => return self.fence(key, "its node failed"),
-            _ => return self.fence(key, "Slurm says that it is over, and its guard's lock cannot be seen"),
+            _ => return self.fence(key, UNSEEN),
         }
         let outcome = slurm_outcome(job)
             .unwrap_or_else(|| Outcome::Stopped(format!("its guard was ended: Slurm says {}", job.word)));
@@ -778,11 +808,15 @@ impl Keeper {
         if live.hold.fence(why, now) {
             tracing::warn!(%key, trace = self.dir(key).trace(), "{why}: waiting until its guard's time is over");
         }
-        if !live.hold.is_over(live.kept.grace, now) {
+        // What was told to end before it was fenced, and has no time that could be over, ends by that word alone.
+        let told = live.hold.stop.map(|(stop, _)| stop.reason);
+        let told = told.filter(|reason| live.hold.for_ever(live.kept.grace, *reason));
+        if told.is_none() && !live.hold.is_over(live.kept.grace, now) {
             return;
         }
         drop(all);
-        self.write_end(key, self.end_now(key, Outcome::Stopped(why.to_owned())));
+        let outcome = told.map_or_else(|| Outcome::Stopped(why.to_owned()), guard::stopped_by);
+        self.write_end(key, self.end_now(key, outcome));
     }
 
     fn missing(&self, key: AttemptKey, asked_at: Instant) {
@@ -835,7 +869,7 @@ impl Keeper {
         let known = open(&self.live).get(&key).map(|l| (l.submits, l.wanted, l.since));
         let Some((submits, wanted, since)) = known else { return };
         if !wanted {
-            if clock::now().since(since) > WANTED_WITHIN && dir.revoke_token().unwrap_or(false) {
+            if clock::now().since(since) > self.wanted_within && dir.revoke_token().unwrap_or(false) {
                 self.close_unstarted(key, Outcome::Refused(UNWANTED.into()));
             }
             return;
@@ -909,7 +943,9 @@ impl Keeper {
                 let kept = self.kept(key);
                 let native: Option<u64> = optional(read_json(&dir.file("native.json"))).ok().flatten();
                 let by_slurm = ended.outcome == Outcome::Stopped(BY_SCHEDULER.into());
-                match kept.filter(|kept| by_slurm || kept.parts > 0) {
+                let parts = kept.as_ref().map_or(0, |kept| kept.parts);
+                let may_live = self.node_dirs(key, parts).iter().any(may_run);
+                match kept.filter(|_| by_slurm || may_live) {
                     // Why Slurm ended it is still to be asked; or its nodes' guards may not have ended.
                     Some(kept) => {
                         let gang = kept.parts > 0;
@@ -927,7 +963,7 @@ impl Keeper {
                         if let Some(id) = native {
                             self.cancel_failed(key, id);
                         }
-                        over.push((key, ended));
+                        over.push((key, self.of_all(key, ended, parts)));
                     }
                 }
             } else {
@@ -1024,6 +1060,20 @@ impl Live {
     fn number(&self) -> Option<u64> {
         self.seen.as_ref().map(|n| n.id).or(self.native)
     }
+}
+
+/// Whether a guard began in a node's folder and has not said its end. One that did not never will.
+fn may_run(node: &AttemptDir) -> bool {
+    match node.ended() {
+        Ok(Some(_)) => false,
+        Ok(None) => !node.revoke_token().unwrap_or(false) && node.token_taken(),
+        Err(_) => true,
+    }
+}
+
+/// Whether the guard of a folder lives, by its lock; none where that cannot be known.
+fn lives(dir: &AttemptDir) -> Option<bool> {
+    if dir.file("no-lock").exists() { None } else { dir.locked().ok() }
 }
 
 /// Why Slurm told an attempt's guard to end, as the attempt's batch job shows it: none where it does not yet, an

@@ -27,7 +27,7 @@ use tokio::sync::{Semaphore, broadcast, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use self::driver::{Driver, DriverError, pause};
+use self::driver::{Driver, DriverError, NativeNode, pause};
 use self::keeper::{Act, Keeper};
 use self::nodes::{Doubt, NodeMap};
 use super::local::files::{optional, read_json};
@@ -42,6 +42,8 @@ use crate::model::NodeCapacity;
 const CALLS_AT_ONCE: usize = 8;
 /// Lists between two looks at the nodes.
 const NODES_EVERY: u32 = 5;
+/// Which partitions are shown to this user is asked for so seldom.
+const SHOWN_EVERY: Span = Span::secs(60);
 /// Without an answer for so long, nothing new is taken.
 const UNKNOWN_AFTER: Span = Span::secs(10);
 
@@ -229,6 +231,21 @@ async fn ask_kill_wait(keeper: &Keeper, driver: &dyn Driver) {
     }
 }
 
+/// What is there by these nodes. What is shown stays as it last was where there is no answer.
+async fn map_of(keeper: &Keeper, driver: &dyn Driver, nodes: &[NativeNode]) -> NodeMap {
+    let (config, known) = (&keeper.config, keeper.shown());
+    let partitions = config.partitions();
+    let old = known.as_ref().is_none_or(|(at, _)| clock::now().since(*at) > SHOWN_EVERY);
+    if partitions.is_empty() && old && !nodes.is_empty() {
+        match driver.shown().await {
+            Ok(shown) => keeper.set_shown(shown),
+            Err(error) => tracing::info!(%error, "which partitions are shown to this user is unknown"),
+        }
+    }
+    let shown = keeper.shown().map(|(_, shown)| shown).unwrap_or_default();
+    NodeMap::of_shown(nodes, &partitions, &config.gpu_names, &shown)
+}
+
 fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
@@ -247,7 +264,7 @@ impl Backend for SlurmBackend {
         ask_kill_wait(&self.keeper, &*self.driver).await;
         let nodes = match self.driver.nodes().await {
             Ok(nodes) if !nodes.is_empty() => {
-                let map = NodeMap::new(&nodes, &config.partitions(), &config.gpu_names);
+                let map = map_of(&self.keeper, &*self.driver, &nodes).await;
                 for (name, state) in map.left_out.iter().take(20) {
                     notes.push(format!("node {name} is left out: {state}"));
                 }
@@ -444,8 +461,7 @@ impl Watch {
                 );
             }
             Ok(nodes) => {
-                let config = &self.keeper.config;
-                let map = NodeMap::new(&nodes, &config.partitions(), &config.gpu_names);
+                let map = map_of(&self.keeper, &*self.driver, &nodes).await;
                 if map != self.keeper.map() {
                     if !nodes.is_empty() {
                         self.keeper.keep_nodes(&map);

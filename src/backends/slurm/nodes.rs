@@ -1,13 +1,14 @@
 //! From Slurm's nodes and jobs to what the core's books need: groups of nodes, what others hold, and where the
 //! attempts of this peer really run.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use super::driver::{NativeJob, NativeNode, NativeState};
 use crate::base::{Bytes, MilliCpu};
 use crate::core::api::{AttemptKey, ClusterState, Held, NodesNews, Waiting};
 use crate::model::partitions::{NodeOf, SlurmReport};
-use crate::model::report::NodesOut;
+use crate::model::report::{CapacityReport, NodesOut};
 use crate::model::{NodeCapacity, gpu};
 
 /// The nodes that may be used, in the order in which the core counts them.
@@ -30,6 +31,14 @@ pub struct NodeMap {
 
 /// Groups of nodes that are told apart: where nearly every node is a little different, a report would have no room for all.
 const GROUPS_MAX: usize = 48;
+/// Bytes of all groups in a report: labels and terms need room beside them, names of what is left out give way.
+const GROUPS_BYTES_MAX: usize = 12_000;
+/// Why a node is left out whose partitions are all hidden, or closed to the user's groups,
+const NOT_SHOWN: &str = "its partitions are hidden from this user";
+/// one that is of a kind for which there is no room,
+const TOO_MANY_KINDS: &str = "too many kinds of nodes";
+/// and one whose GPUs would be more than any cluster is believed to have.
+const TOO_MANY_GPUS: &str = "too many GPUs for one cluster";
 
 /// Why a job waits that would start if there were room; one that is held, or waits for a time or another job, would not.
 const WAITS_FOR_ROOM: [&str; 4] = ["", "None", "Resources", "Priority"];
@@ -80,9 +89,65 @@ fn alike<'n>(nodes: &[Of<'n>], bits: u32) -> Alike<'n> {
     alike
 }
 
+/// A group as it is told, and its nodes in the order in which they are counted.
+type Group<'n> = (NodeCapacity, Vec<&'n NativeNode>);
+
+fn group<'n>(
+    ((model, gpus, ..), mut same): ((Option<String>, u32, u64, u64), Vec<&'n NativeNode>),
+) -> Group<'n> {
+    same.sort_by(|a, b| a.name.cmp(&b.name));
+    let told = NodeCapacity {
+        name: same.first().map(|n| n.name.clone()).unwrap_or_default(),
+        count: u32::try_from(same.len()).unwrap_or(u32::MAX),
+        gpus,
+        gpu_memory: model.as_deref().and_then(gpu::memory).unwrap_or_default(),
+        gpu_model: model,
+        // What each of them has.
+        cpus: MilliCpu(same.iter().map(|n| u64::from(n.cpus) * 1_000).min().unwrap_or_default()),
+        memory: same.iter().map(|n| n.memory).min().unwrap_or_default(),
+        declared: false,
+    };
+    (told, same)
+}
+
+/// Keeps the groups with the most nodes, of equal ones those with more GPUs, as many as a report has room for, and gives
+/// the rest back: one group too many, and nothing of the cluster would be told.
+fn keep_largest<'n>(groups: &mut Vec<Group<'n>>) -> Vec<Group<'n>> {
+    let mut by_size: Vec<usize> = (0..groups.len()).collect();
+    by_size.sort_by_key(|i| groups.get(*i).map(|(told, _)| Reverse((told.count, told.gpus))));
+    let (mut bytes, mut kept) = (0_usize, vec![false; groups.len()]);
+    for i in by_size.into_iter().take(GROUPS_MAX) {
+        let Some((told, _)) = groups.get(i) else { continue };
+        // And the comma.
+        let more = serde_json::to_vec(told).map_or(usize::MAX, |text| text.len() + 1);
+        if bytes.saturating_add(more) > GROUPS_BYTES_MAX {
+            break;
+        }
+        bytes += more;
+        if let Some(kept) = kept.get_mut(i) {
+            *kept = true;
+        }
+    }
+    let (stay, go): (Vec<_>, Vec<_>) =
+        std::mem::take(groups).into_iter().zip(kept).partition(|(_, kept)| *kept);
+    *groups = stay.into_iter().map(|(group, _)| group).collect();
+    go.into_iter().map(|(group, _)| group).collect()
+}
+
 impl NodeMap {
     /// Of the partitions that are used (all where none is named).
     pub fn new(nodes: &[NativeNode], partitions: &[String], names: &BTreeMap<String, String>) -> Self {
+        Self::of_shown(nodes, partitions, names, &[])
+    }
+
+    /// The same where it is told which partitions are shown to this user: what lies in others only is offered where an
+    /// operator has named them.
+    pub(super) fn of_shown(
+        nodes: &[NativeNode],
+        partitions: &[String],
+        names: &BTreeMap<String, String>,
+        shown: &[String],
+    ) -> Self {
         let report = SlurmReport::of(nodes.iter().map(|n| NodeOf {
             partitions: &n.partitions,
             features: &n.features,
@@ -92,14 +157,26 @@ impl NodeMap {
         let known = !nodes.is_empty();
         let mut map = Self { partitions: partitions.to_vec(), known, report, ..Self::default() };
         let mut usable: Vec<Of> = Vec::new();
+        let mut gpus_in_all: u64 = 0;
         for node in nodes {
             if !partitions.is_empty() && !node.partitions.iter().any(|p| partitions.contains(p)) {
+                continue;
+            }
+            let closed = partitions.is_empty() && !shown.is_empty() && !node.partitions.is_empty();
+            if closed && !node.partitions.iter().any(|p| shown.contains(p)) {
+                map.left_out.push((node.name.clone(), NOT_SHOWN.into()));
                 continue;
             }
             if !node.usable {
                 map.left_out.push((node.name.clone(), node.state.clone()));
                 continue;
             }
+            let gpus = node.gpus.as_ref().map_or(0, |(_, gpus)| u64::from(*gpus));
+            if gpus > 0 && gpus_in_all.saturating_add(gpus) > CapacityReport::COUNT_MAX {
+                map.left_out.push((node.name.clone(), TOO_MANY_GPUS.into()));
+                continue;
+            }
+            gpus_in_all = gpus_in_all.saturating_add(gpus);
             let model = model_of(node, names);
             if let (Some(model), Some((kind, _))) = (&model, &node.gpus) {
                 map.types.entry(model.clone()).or_insert_with(|| kind.clone());
@@ -113,24 +190,18 @@ impl NodeMap {
             }
             groups = alike(&usable, bits);
         }
+        let mut all: Vec<Group> = groups.into_iter().map(group).collect();
+        for (_, nodes) in keep_largest(&mut all) {
+            let out = nodes.iter().map(|node| (node.name.clone(), TOO_MANY_KINDS.to_owned()));
+            map.left_out.extend(out);
+        }
         let mut next = 0_u32;
-        for ((model, gpus, ..), mut same) in groups {
-            same.sort_by(|a, b| a.name.cmp(&b.name));
-            for node in &same {
+        for (group, nodes) in all {
+            for node in nodes {
                 map.index.insert(node.name.clone(), next);
                 next = next.saturating_add(1);
             }
-            map.groups.push(NodeCapacity {
-                name: same.first().map(|n| n.name.clone()).unwrap_or_default(),
-                count: u32::try_from(same.len()).unwrap_or(u32::MAX),
-                gpus,
-                gpu_memory: model.as_deref().and_then(gpu::memory).unwrap_or_default(),
-                gpu_model: model,
-                // What each of them has.
-                cpus: MilliCpu(same.iter().map(|n| u64::from(n.cpus) * 1_000).min().unwrap_or_default()),
-                memory: same.iter().map(|n| n.memory).min().unwrap_or_default(),
-                declared: false,
-            });
+            map.groups.push(group);
         }
         map
     }
@@ -274,6 +345,70 @@ mod tests {
             assert!(group.memory <= node.memory && group.cpus.0 <= u64::from(node.cpus) * 1_000);
             assert!(group.memory.0 * 2 > node.memory.0, "not much less either: {group:?}");
         }
+    }
+
+    /// What is granted there, sbatch would refuse; a script may name a hidden partition, and an operator may.
+    #[test]
+    fn nodes_of_hidden_partitions_are_told_and_offered_only_where_they_are_named() {
+        let of = |name: &str, partitions: &[&str]| NativeNode {
+            partitions: partitions.iter().map(|p| (*p).to_owned()).collect(),
+            ..node(name, true, None)
+        };
+        let nodes = [of("n1", &["main", "hidden"]), of("n2", &["hidden"]), of("n3", &[])];
+        let map =
+            |used: &[String], shown: &[String]| NodeMap::of_shown(&nodes, used, &BTreeMap::new(), shown);
+        let offered = |map: &NodeMap| map.index.keys().cloned().collect::<Vec<_>>();
+        let shown = map(&[], &["main".into()]);
+        assert_eq!(offered(&shown), ["n1", "n3"]);
+        assert_eq!(shown.left_out, [("n2".to_owned(), NOT_SHOWN.to_owned())]);
+        let told = shown.news().slurm.expect("is told");
+        assert!(told.partitions.iter().any(|p| p.name == "hidden" && p.nodes == 2), "{told:?}");
+        assert_eq!(offered(&map(&["hidden".into()], &["main".into()])), ["n1", "n2"], "an operator's word");
+        assert_eq!(offered(&map(&[], &[])).len(), 3, "where it is not told");
+    }
+
+    /// However much they differ, and however long their names are: the report of them has room for the largest.
+    #[test]
+    fn kinds_of_nodes_beyond_what_a_report_holds_are_left_out() {
+        let kinds = |kinds: u32, long: usize| -> Vec<NativeNode> {
+            let of = |n: u32| {
+                let kind = format!("k{n:03}{}", "x".repeat(long.min(50)));
+                let some = |i| NativeNode {
+                    gpus: Some((kind.clone(), 1 + n % 8)),
+                    cpus: 1 << (n % 16),
+                    features: Vec::new(),
+                    ..node(&format!("n{n:03}-{i}{}", "y".repeat(long)), true, None)
+                };
+                (0..if n.is_multiple_of(10) { 3 } else { 1 }).map(some).collect::<Vec<_>>()
+            };
+            (0..kinds).flat_map(of).collect()
+        };
+        for (n, long) in [(200, 0), (40, 200), (48, 0)] {
+            let nodes = kinds(n, long);
+            let map = NodeMap::new(&nodes, &[], &BTreeMap::new());
+            assert!(map.groups.len() <= GROUPS_MAX, "{n} {long}: {}", map.groups.len());
+            let bytes = serde_json::to_string(&map.groups).expect("writes").len();
+            assert!(bytes < 14_000, "{n} {long}: {bytes} bytes beside what else a report says");
+            let kept: usize = map.groups.iter().map(|g| g.count as usize).sum();
+            assert_eq!(kept + map.left_out.len(), nodes.len(), "{n} {long}: none is lost");
+            assert_eq!(map.left_out.is_empty(), n == 48, "{n} {long}");
+            assert!(map.left_out.iter().all(|(_, why)| why == "too many kinds of nodes"));
+            let largest = map.groups.iter().filter(|g| g.count == 3).count();
+            assert_eq!(largest, n.div_ceil(10) as usize, "{n} {long}: the largest stay");
+            assert!(map.left_out.iter().all(|(name, _)| !map.index.contains_key(name)));
+            assert_eq!(map.index.values().max().map(|last| *last as usize + 1), Some(kept));
+        }
+    }
+
+    /// No cluster has more, says a report, and one that has is not published.
+    #[test]
+    fn gpus_beyond_what_a_report_may_say_are_left_out() {
+        let nodes: Vec<NativeNode> =
+            (0..102).map(|n| node(&format!("n{n:03}"), true, Some(("h100", 10_000)))).collect();
+        let map = NodeMap::new(&nodes, &[], &BTreeMap::new());
+        assert_eq!(map.groups.iter().map(|g| (g.count, g.gpus)).collect::<Vec<_>>(), [(100, 10_000)]);
+        let out: Vec<&str> = map.left_out.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(out, ["n100", "n101"]);
     }
 
     #[test]

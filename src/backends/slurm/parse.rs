@@ -370,6 +370,16 @@ pub fn node(value: &Value) -> Option<NativeNode> {
     })
 }
 
+/// Partitions that are not hidden; none where the flags of none are told.
+pub fn shown(document: &Value) -> Vec<String> {
+    let all = items(document.get("partitions"));
+    if !all.iter().any(|p| p.get("flags").is_some()) {
+        return Vec::new();
+    }
+    let hidden = |p: &&Value| words(p.get("flags")).iter().any(|word| word == "HIDDEN");
+    all.into_iter().filter(|p| !hidden(p)).map(|p| text(p, "name")).filter(|name| !name.is_empty()).collect()
+}
+
 /// What it has, and what it can be given; either may be missing or empty.
 fn features(value: &Value) -> Vec<String> {
     let mut all = texts(value.get("active_features"));

@@ -157,3 +157,12 @@ fn an_answer_with_errors_or_without_its_list_is_none() {
     assert!(list(&json!({}), "jobs").is_err());
     assert!(list(&json!({"jobs": 7}), "jobs").is_err());
 }
+
+#[test]
+fn partitions_that_are_hidden_are_not_shown_where_that_is_told() {
+    let all = json!({"partitions": [
+        {"name": "main", "flags": ["default"]}, {"name": "secret", "flags": ["hidden"]}, {"name": "low", "flags": []},
+    ]});
+    assert_eq!(shown(&all), ["main", "low"]);
+    assert!(shown(&json!({"partitions": [{"name": "main"}]})).is_empty() && shown(&json!({})).is_empty());
+}

@@ -406,6 +406,17 @@ impl Driver for Rest {
         }
     }
 
+    async fn shown(&self) -> Result<Vec<String>, DriverError> {
+        let version = self.version().await?;
+        let path = format!("/slurm/v0.0.{version}/partitions");
+        // One that cannot say this does not fail: its lists count.
+        match self.send(Method::GET, &path, None).await {
+            Ok((status, answer)) if status.is_success() && !says_failed(&answer) => Ok(parse::shown(&answer)),
+            Ok((status, answer)) => Err(refused(&path, status, &answer)),
+            Err(fault) => Err(fault.into()),
+        }
+    }
+
     async fn submit(&self, job: &Submission) -> Result<u64, SubmitError> {
         let (version, body) = match self.version().await.ok().map(|v| (v, body(v, job))) {
             Some((version, Some(body))) => (version, body),

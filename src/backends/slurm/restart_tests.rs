@@ -170,20 +170,138 @@ fn words_of_slurm_are_cut_and_the_last_line_is_read_from_its_end() {
     assert!(last_line(&dir).len() <= LINE_BYTES);
 }
 
+/// Its shared folder has no locks that work, or the way to one is lost: a list that says "completed" may mean the second
+/// run of a controller that forgot the first, and a node's guard may live.
+#[test]
+fn a_nodes_guard_whose_lock_cannot_be_seen_is_not_taken_for_gone() {
+    for how in ["no locks", "an error", "it is free"] {
+        let desk = Desk::new();
+        let nodes = desk.gang(1, Some(Span::secs(3_600)));
+        desk.keeper.dir(key(1)).write_ended(&ended(Outcome::Exited(9))).expect("writes");
+        nodes[0].write_ended(&ended(Outcome::Exited(4))).expect("writes");
+        match how {
+            "no locks" => fs::write(nodes[1].file("no-lock"), "").expect("writes"),
+            "an error" => {
+                fs::remove_file(nodes[1].file("lock")).expect("removes");
+                fs::create_dir(nodes[1].file("lock")).expect("a folder in its place");
+            }
+            _ => {}
+        }
+        desk.list(&[job(1, NativeState::Completed)]);
+        if how == "it is free" {
+            assert_eq!(desk.ended(), Some(Outcome::Exited(4)), "the kernel knows that it is gone");
+            continue;
+        }
+        assert_eq!(desk.ended(), None, "{how}: it may run there still");
+        desk.lapse(1);
+        desk.list(&[job(1, NativeState::Completed)]);
+        assert!(matches!(desk.ended(), Some(Outcome::Stopped(_))), "{how}: its time is over");
+    }
+}
+
+/// The list that was asked for before it was submitted cannot name it.
+#[test]
+fn an_older_list_does_not_drop_a_cancel_that_failed() {
+    let desk = Desk::new();
+    let asked_before = clock::now();
+    desk.submitted(1);
+    desk.keeper.command(BackendCommand::Stop { key: key(1), notice: Span::ZERO, reason: StopReason::Cancel });
+    desk.keeper.out.take_acts();
+    desk.keeper.cancel_failed(key(1), 101);
+    desk.keeper.seen(&[job(2, NativeState::Active)], asked_before);
+    desk.list(&[job(1, NativeState::Pending)]);
+    assert_eq!(desk.keeper.out.take_acts(), [Act::Cancel(key(1), 101)]);
+    // One that was asked for long after, and does not name it, does.
+    desk.keeper.cancel_failed(key(1), 101);
+    desk.keeper.seen(&[job(2, NativeState::Active)], clock::now() + FRESH);
+    desk.list(&[job(1, NativeState::Pending)]);
+    assert!(desk.keeper.out.take_acts().is_empty());
+}
+
+/// Stopped while sbatch ran: what it made is known to the next run, which asks for its cancel once more.
+#[test]
+fn a_number_that_came_after_the_stop_is_kept() {
+    let desk = Desk::new();
+    desk.begin(1, None);
+    desk.keeper.command(BackendCommand::Stop { key: key(1), notice: Span::ZERO, reason: StopReason::Cancel });
+    assert!(desk.keeper.out.take_acts().is_empty(), "nothing to cancel yet");
+    desk.keeper.submitted(key(1), Ok(101));
+    assert_eq!(desk.keeper.out.take_acts(), [Act::Cancel(key(1), 101)]);
+    let desk = desk.again();
+    desk.list(&[job(1, NativeState::Pending)]);
+    assert_eq!(desk.keeper.out.take_acts(), [Act::Cancel(key(1), 101)]);
+}
+
+/// Whether it never began or all its guards have ended: it is over, and its cancel may have failed.
+#[test]
+fn a_gang_that_is_over_is_not_told_as_running_and_its_cancel_is_asked_for_again() {
+    for began in [false, true] {
+        let desk = Desk::new();
+        if began {
+            let nodes = desk.gang(1, Some(Span::secs(3_600)));
+            desk.keeper.dir(key(1)).write_ended(&ended(Outcome::Exited(9))).expect("writes");
+            for (node, code) in nodes.iter().zip([4, 0]) {
+                node.write_ended(&ended(Outcome::Exited(code))).expect("writes");
+            }
+        } else {
+            let spec = crate::model::JobSpec { nodes: 2, ..script("true") };
+            desk.keeper.command(BackendCommand::Start(Box::new(start(key(1), spec))));
+            desk.keeper.submitted(key(1), Ok(101));
+            let reason = StopReason::Cancel;
+            desk.keeper.command(BackendCommand::Stop { key: key(1), notice: Span::ZERO, reason });
+        }
+        let desk = desk.again();
+        let events = desk.events();
+        let running = events.iter().find_map(|e| match e {
+            BackendEvent::Adopted { running } => Some(running.len()),
+            _ => None,
+        });
+        assert_eq!(running, Some(0), "{began}");
+        let end = if began { Outcome::Exited(4) } else { Outcome::Cancelled };
+        let told = |events: &[BackendEvent]| {
+            events.iter().any(|e| matches!(e, BackendEvent::Ended { outcome, .. } if *outcome == end))
+        };
+        assert!(told(&events), "{began}: {events:?}");
+        desk.keeper.command(BackendCommand::Start(Box::new(start(key(1), script("true")))));
+        assert!(told(&desk.events()), "{began}: the same when it is asked for again");
+        desk.list(&[job(1, NativeState::Pending)]);
+        assert_eq!(desk.keeper.out.take_acts(), [Act::Cancel(key(1), 101)], "{began}");
+    }
+}
+
+/// The operator's word came first, then its node was lost: that word ends it all the same.
+#[test]
+fn a_stray_without_a_grace_that_was_told_to_end_ends_when_it_is_fenced() {
+    for (reason, end) in [
+        (StopReason::Cancel, Some(Outcome::Cancelled)),
+        (StopReason::Superseded, Some(Outcome::Stopped("superseded".into()))),
+        (StopReason::Drain, None),
+    ] {
+        let desk = Desk::new();
+        desk.begin(1, None);
+        desk.keeper.submitted(key(1), Ok(101));
+        desk.age(1);
+        assert!(desk.keeper.dir(key(1)).take_token().expect("takes"));
+        desk.keeper.command(BackendCommand::Stop { key: key(1), notice: Span::ZERO, reason });
+        assert_eq!(desk.ended(), None, "its guard may say how it ends");
+        desk.list(&[job(1, NativeState::NodeFail)]);
+        assert_eq!(desk.ended(), end, "{reason:?}");
+    }
+}
+
 /// Its batch job is gone, and so is whoever wanted it: its folder shall not stay for ever.
 #[test]
 fn what_nobody_asks_for_and_slurm_does_not_have_is_given_up() {
-    if clock::now() <= Instant(0) + WANTED_WITHIN {
-        return; // A machine that was just started has no time so long ago.
-    }
     let desk = Desk::new();
     desk.submitted(1);
-    let desk = desk.again();
+    let mut desk = desk.again();
     for _ in 0..MISSING_LISTS {
         desk.list(&[]);
     }
     assert_eq!((desk.ended(), desk.keeper.live_count()), (None, 1), "it may still be asked for");
     desk.age(1);
+    // A machine that was just started has no time that is long ago.
+    desk.keeper.wanted_within = Span::ZERO;
     desk.list(&[]);
     assert!(matches!(desk.ended(), Some(Outcome::Refused(why)) if why.contains("nobody asked")));
     assert_eq!(desk.keeper.live_count(), 0);

@@ -30,6 +30,8 @@ struct Slurm {
     nodes: Told<NativeNode>,
     /// Times that it was asked how long it waits before it kills; at first it does not say.
     waits: AtomicU32,
+    /// Times that it was asked which partitions are shown.
+    shown: AtomicU32,
 }
 
 #[async_trait]
@@ -45,6 +47,10 @@ impl Driver for Slurm {
     }
     async fn nodes(&self) -> Result<Vec<NativeNode>, DriverError> {
         Ok(self.nodes.next())
+    }
+    async fn shown(&self) -> Result<Vec<String>, DriverError> {
+        self.shown.fetch_add(1, Ordering::SeqCst);
+        Ok(vec!["main".into()])
     }
     async fn submit(&self, _: &Submission) -> Result<u64, SubmitError> {
         Err(SubmitError::Refused("nothing is submitted here".into()))
@@ -97,7 +103,7 @@ struct Desk {
 impl Desk {
     async fn new(jobs: Told<NativeJob>, nodes: Told<NativeNode>) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let slurm = Arc::new(Slurm { jobs, nodes, waits: AtomicU32::default() });
+        let slurm = Arc::new(Slurm { jobs, nodes, waits: AtomicU32::default(), shown: AtomicU32::default() });
         let backend = backend(folder.path(), slurm.clone());
         backend.discover().await.expect("finds it");
         let (to, events) = mpsc::channel(64);
@@ -151,7 +157,7 @@ async fn an_empty_list_of_nodes_is_unknown_and_not_written_down() {
     desk.backend.shutdown().await;
     // A peer that is started now takes them as they were.
     let (jobs, nodes) = (Told::new([vec![]]), Told::new([none()]));
-    let slurm = Arc::new(Slurm { jobs, nodes, waits: AtomicU32::default() });
+    let slurm = Arc::new(Slurm { jobs, nodes, waits: AtomicU32::default(), shown: AtomicU32::default() });
     let next = backend(desk.folder.path(), slurm);
     let found = next.discover().await.expect("finds what was");
     assert_eq!(found.nodes, first.nodes);
@@ -167,4 +173,16 @@ async fn how_long_slurm_waits_before_it_kills_is_asked_until_it_says() {
     assert_eq!(desk.backend.keeper.kill_wait(), Some(Span::secs(7)));
     desk.backend.shutdown().await;
     assert_eq!(desk.slurm.waits.load(Ordering::SeqCst), 2, "and then no more");
+}
+
+#[tokio::test]
+async fn nodes_of_partitions_that_are_not_shown_are_not_offered() {
+    let hidden = NativeNode { name: "n2".into(), partitions: vec!["secret".into()], ..node() };
+    let mut desk = Desk::new(Told::new([vec![theirs()]]), Told::new([vec![node(), hidden]])).await;
+    let first = desk.report().await;
+    assert_eq!(first.nodes.iter().map(|g| (g.name.as_str(), g.count)).collect::<Vec<_>>(), [("n1", 1)]);
+    let out = desk.backend.keeper.map().left_out;
+    assert!(matches!(out.as_slice(), [(name, why)] if name == "n2" && why.contains("hidden")), "{out:?}");
+    desk.backend.shutdown().await;
+    assert_eq!(desk.slurm.shown.load(Ordering::SeqCst), 1, "and not at every look");
 }

@@ -30,8 +30,7 @@ pub const LINK_PAGES_MAX: usize = 8;
 const LINK_PAGE_BYTES: usize = 12_000;
 /// Up to so many links are one page.
 const LINKS_OF_ONE_PAGE: usize = 16;
-/// No cluster has more of anything that is counted.
-const COUNT_MAX: u64 = 1_000_000;
+const COUNT_MAX: u64 = CapacityReport::COUNT_MAX;
 
 /// Why a facet was not published, or not believed. Nothing changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -237,7 +236,7 @@ fn check_capacity(c: &CapacityReport) -> Result<(), String> {
         at_most("node count", n.count.into(), COUNT_MAX)?;
         at_most("gpus per node", n.gpus.into(), 10_000)?;
         at_most("cpus per node", n.cpus.0, 1_000 * COUNT_MAX)?;
-        at_most("memory per node", n.memory.0, 1 << 60)?;
+        at_most("memory per node", n.memory.0, CapacityReport::MEMORY_MAX.0)?;
         at_most("gpu memory", n.gpu_memory.0, 1 << 50)?;
         gpus += u64::from(n.count) * u64::from(n.gpus);
     }
@@ -279,8 +278,8 @@ fn check_queue(q: &QueueReport) -> Result<(), String> {
     q.reserved.iter().try_for_each(check_reserved)?;
     at_most("keeps", q.keeps.len() as u64, 16)?;
     q.keeps.iter().try_for_each(check_keep)?;
-    at_most("cpus_free", q.cpus_free.0, 1_000 * COUNT_MAX)?;
-    at_most("memory_free", q.memory_free.0, 1 << 60)?;
+    at_most("cpus_free", q.cpus_free.0, QueueReport::CPUS_FREE_MAX.0)?;
+    at_most("memory_free", q.memory_free.0, CapacityReport::MEMORY_MAX.0)?;
     at_most("running", q.running.into(), COUNT_MAX)?;
     at_most("queued", q.queued.into(), COUNT_MAX)?;
     at_most("queued_gpus", q.queued_gpus, 1_000 * COUNT_MAX)?;
