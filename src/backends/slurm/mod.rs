@@ -8,7 +8,9 @@
 //! Guards ask the peer over a TCP line how long they may live (`backends::line`); one `squeue` per interval, for all jobs,
 //! says what Slurm knows (`keeper`); what cannot be known is *unknown*, and nothing follows from it.
 
+mod answers;
 pub mod commands;
+mod config;
 pub mod driver;
 mod keeper;
 pub mod nodes;
@@ -27,6 +29,7 @@ use tokio::sync::{Semaphore, broadcast, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+pub use self::config::SlurmConfig;
 use self::driver::{Driver, DriverError, NativeNode, pause};
 use self::keeper::{Act, Keeper};
 use self::nodes::{Doubt, NodeMap};
@@ -46,104 +49,6 @@ const NODES_EVERY: u32 = 5;
 const SHOWN_EVERY: Span = Span::secs(60);
 /// Without an answer for so long, nothing new is taken.
 const UNKNOWN_AFTER: Span = Span::secs(10);
-
-/// What the Slurm backend is told.
-#[derive(Debug, Clone)]
-pub struct SlurmConfig {
-    /// A folder that this machine and all nodes see under the same path.
-    pub shared: PathBuf,
-    /// The `starling` binary; a copy of it goes into the shared folder.
-    pub self_exe: PathBuf,
-    /// The cluster's name, STARLING_CLUSTER.
-    pub peer: PeerName,
-    /// Folder of Slurm's commands; none means PATH.
-    pub bin: Option<PathBuf>,
-    /// `SLURM_CONF`; none means as the peer has it.
-    pub conf: Option<PathBuf>,
-    /// slurmrestd: `unix:/path` or `http://host:port`; none means the commands.
-    pub rest: Option<String>,
-    /// File with a JWT for slurmrestd over TCP.
-    pub token: Option<PathBuf>,
-    /// Partition of jobs that name none; also whose nodes are offered.
-    pub partition: Option<String>,
-    /// Account of jobs that name none.
-    pub account: Option<String>,
-    /// Quality of service of jobs that name none.
-    pub qos: Option<String>,
-    /// More options of sbatch for jobs that do not name them.
-    pub options: Vec<(String, String)>,
-    /// Canonical models of GRES types that do not say enough.
-    pub gpu_names: BTreeMap<String, String>,
-    /// Between two lists of Slurm's jobs.
-    pub interval: Span,
-    /// An attempt that Slurm leaves waiting for longer is given back.
-    pub pending_max: Span,
-    /// Where guards are listened to.
-    pub listen: SocketAddr,
-    /// Name or address at which nodes reach this machine; none means its host name.
-    pub host: Option<String>,
-    /// The signal that gives notice; none is SIGTERM.
-    pub notice_signal: Option<i32>,
-    /// Time between notice and kill where a stop does not say otherwise.
-    pub notice: Span,
-    /// Where the datasets that are declared here lie, by name.
-    pub datasets: BTreeMap<String, PathBuf>,
-    /// Output kept per stream.
-    pub logs: LogLimits,
-    /// Ended and forgotten attempts whose logs and working folders are kept.
-    pub attempts_kept: usize,
-}
-
-impl SlurmConfig {
-    /// With defaults: the commands from PATH, a list every 2 s, an hour in Slurm's queue.
-    pub fn new(shared: PathBuf, self_exe: PathBuf, peer: PeerName) -> Self {
-        Self {
-            shared,
-            self_exe,
-            peer,
-            bin: None,
-            conf: None,
-            rest: None,
-            token: None,
-            partition: None,
-            account: None,
-            qos: None,
-            options: Vec::new(),
-            gpu_names: BTreeMap::new(),
-            interval: Span::secs(2),
-            pending_max: Span::secs(3_600),
-            listen: SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
-            host: None,
-            notice_signal: None,
-            notice: Span::secs(30),
-            datasets: BTreeMap::new(),
-            logs: LogLimits::default(),
-            attempts_kept: 1_000,
-        }
-    }
-    fn attempts(&self) -> PathBuf {
-        self.shared.join("attempts")
-    }
-    fn bin_folder(&self) -> PathBuf {
-        self.shared.join("bin")
-    }
-    /// The guard's binary as the nodes see it.
-    fn guard_path(&self) -> PathBuf {
-        self.bin_folder().join(format!("starling-{}", env!("CARGO_PKG_VERSION")))
-    }
-    fn line_file(&self) -> PathBuf {
-        self.shared.join("line.json")
-    }
-    fn nodes_file(&self) -> PathBuf {
-        self.shared.join("nodes.json")
-    }
-    fn types_file(&self) -> PathBuf {
-        self.shared.join("gpu-types.json")
-    }
-    fn partitions(&self) -> Vec<String> {
-        self.partition.iter().flat_map(|p| p.split(',')).map(str::to_owned).collect()
-    }
-}
 
 /// `USR1`, `SIGUSR1` or a number.
 pub fn signal_number(name: &str) -> Option<i32> {

@@ -15,6 +15,9 @@ use serde_json::{Map, Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
+use super::answers::{
+    NO_SUCH_JOB, error_words, failures, few_words, no_job, refused, says_failed, slurms_own,
+};
 use super::commands::Commands;
 use super::driver::{Driver, DriverError, NativeJob, NativeNode, Submission, SubmitError, pause};
 use super::{SlurmConfig, parse};
@@ -30,10 +33,6 @@ const ANSWER_BYTES_MAX: usize = 512 << 20;
 const VERSIONS: [u32; 9] = [44, 43, 42, 41, 40, 39, 38, 37, 36];
 /// From here on numbers are objects and the environment is a list.
 const OBJECTS_FROM: u32 = 40;
-/// Slurm's number for "Invalid job id specified".
-const NO_SUCH_JOB: i64 = 2017;
-/// Numbers of slurmctld's own answers.
-const OWN_NUMBERS: std::ops::Range<i64> = 2_000..2_200;
 /// Where distributions put the socket.
 const SOCKETS: [&str; 3] =
     ["/run/slurmrestd/slurmrestd.socket", "/run/slurmrestd.socket", "/var/lib/slurmrestd.socket"];
@@ -256,12 +255,6 @@ impl Rest {
     }
 }
 
-/// The beginning of an answer.
-fn few_words(bytes: &[u8]) -> String {
-    let text: String = String::from_utf8_lossy(bytes).chars().filter(|c| !c.is_control()).take(120).collect();
-    text.trim().to_owned()
-}
-
 async fn exchange<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
     stream: S,
     request: Request<Full<bytes::Bytes>>,
@@ -282,40 +275,6 @@ async fn exchange<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
             talk.await
         }
     }
-}
-
-fn errors(answer: &Value) -> &[Value] {
-    answer.get("errors").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default()
-}
-
-/// The numbers of what an answer says of failures.
-fn failures(answer: &Value) -> Vec<i64> {
-    let number = |e: &Value| e.get("error_number").or_else(|| e.get("error_code")).and_then(Value::as_i64);
-    errors(answer).iter().map(|e| number(e).unwrap_or(0)).collect()
-}
-
-/// Its words, shortened.
-fn error_words(answer: &Value) -> String {
-    parse::error_texts(errors(answer))
-}
-
-fn says_failed(answer: &Value) -> bool {
-    !errors(answer).is_empty()
-}
-
-fn no_job(answer: &Value) -> bool {
-    failures(answer).contains(&NO_SUCH_JOB)
-}
-
-/// All that it says of failures is slurmctld's own answer; the rest is trouble on the way.
-fn slurms_own(answer: &Value) -> bool {
-    let failed = failures(answer);
-    !failed.is_empty() && failed.iter().all(|number| OWN_NUMBERS.contains(number))
-}
-
-/// An answer with a status that is none of success, in words.
-fn refused(path: &str, status: StatusCode, answer: &Value) -> DriverError {
-    DriverError(format!("slurmrestd: {path}: {status}: {}", few_words(error_words(answer).as_bytes())))
 }
 
 /// The body of a submission. None where an option has no place in the API.
