@@ -635,30 +635,6 @@ fn a_contact_that_was_never_renewed_is_as_old_as_the_start() {
     assert!((Span::secs(19)..Span::secs(25)).contains(&youngest), "{youngest}");
 }
 
-/// Leases run down while a link is broken. However long the break was, the contact is fresh again within half a
-/// period, and not after the doubled pause that the break had led to.
-#[test]
-fn a_contact_is_fresh_soon_after_a_break() {
-    let mut mesh = Mesh::new(&["a", "b", "c", "d"], 3);
-    mesh.run(Span::secs(20));
-    let renew_every = mesh.peers[&name("a")].cfg.renew_every;
-    let soon = renew_every.scale(1, 2) + Span::millis(500);
-    for broken in (1..30).map(|n| Span::millis(n * 337)) {
-        mesh.drop =
-            |from, to, m| [from, to].contains(&"a") && matches!(m, Message::Register(_) | Message::Answer(_));
-        mesh.run(broken);
-        mesh.drop = |_, _, _| false;
-        mesh.run(soon);
-        let ClientResponse::Inspect(report) = mesh.ask("a", ClientRequest::Inspect(Default::default()))
-        else {
-            panic!("a report")
-        };
-        let age = report.contacts.iter().map(|(_, _, age)| *age).min().expect("a contact");
-        // Where the break fell between two renewals, the last one is from before it, and not yet due again.
-        assert!(age <= renew_every + Span::millis(200), "{broken}: {age}");
-    }
-}
-
 /// Every second, for each of thousands of records: three digests each were most of what a peer of many jobs did.
 #[test]
 fn a_sweep_that_finds_nothing_to_do_makes_no_digest_for_a_record() {

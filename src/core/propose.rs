@@ -736,17 +736,6 @@ impl Peer {
         }
     }
 
-    /// A lease runs down while a contact waits: after a break it is asked for again within half a period, whatever
-    /// the link's own pauses between probes have grown to.
-    fn resend_most(&self, op: &Op) -> Span {
-        match op.purpose {
-            Purpose::Renew { .. } | Purpose::ContactClaim { .. } => {
-                self.cfg.renew_every.scale(1, 2).clamp(RESEND_FIRST, RESEND_MAX)
-            }
-            _ => RESEND_MAX,
-        }
-    }
-
     pub(super) fn on_op_timer(&mut self, timer: Timer) {
         let id = match timer {
             Timer::OpResend(id) | Timer::OpRetry(id) | Timer::OpDeadline(id) => id,
@@ -767,7 +756,7 @@ impl Peer {
                 self.op_prepare(op);
             }
             Timer::OpResend(_) if op.phase != Phase::BackOff => {
-                op.resend_every = op.resend_every.scale(2, 1).min(self.resend_most(&op));
+                op.resend_every = op.resend_every.scale(2, 1).min(RESEND_MAX);
                 op.resends += 1;
                 op.repaired.clear();
                 if op.resends == SEARCH_AT {
