@@ -41,6 +41,8 @@ impl Firm {
 
 impl Sim<'_> {
     /// As `core/owner/firm.rs` chooses: the fewest ahead, of equals the largest; it moves where less than half as many are ahead.
+    /// Here all answers are there at once, and nobody is sent away: so without that rule's moves to a larger cluster while the
+    /// answers are still coming, and without the preemption token.
     /// Returns the clusters that have something to look at.
     pub(super) fn firm_round(&mut self) -> BTreeSet<usize> {
         let mut touched = self.tell_keeps();

@@ -321,6 +321,30 @@ impl Acceptor {
         own: Option<Value>,
         room: Room,
     ) -> Handled {
+        self.answer(me, from, request, own, room, false)
+    }
+
+    /// Accepts what this peer has just seen a majority of the homes choose without it, since another job has its key here: two
+    /// of one key may have been chosen by other homes each, and whoever does not hold a record cannot act for it.
+    pub fn hold_chosen(
+        &mut self,
+        me: (&PeerName, StoreId),
+        request: &RegisterRequest,
+        chosen: Value,
+        room: Room,
+    ) -> Handled {
+        self.answer(me, me.0, request, Some(chosen), room, true)
+    }
+
+    fn answer(
+        &mut self,
+        me: (&PeerName, StoreId),
+        from: &PeerName,
+        request: &RegisterRequest,
+        own: Option<Value>,
+        room: Room,
+        chosen: bool,
+    ) -> Handled {
         let store = me.1;
         let plain = |answer| Handled { answer, writes: Vec::new(), accepted: false };
         if request.store != store {
@@ -379,7 +403,7 @@ impl Acceptor {
             }
             RegisterBody::Accept { ballot, value, next, origin } => {
                 let Some(read) = decoded else { return plain(AnswerBody::Unknown) };
-                if self.key_taken(&request.key, &read) {
+                if !chosen && self.key_taken(&request.key, &read) {
                     let (answer, writes) =
                         (AnswerBody::Refused { why: KEY_TAKEN.into() }, self.drop_empty(&request.key));
                     return Handled { answer, writes, accepted: false };

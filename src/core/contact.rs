@@ -115,6 +115,13 @@ impl Peer {
         }
     }
 
+    /// It counts from its sending: where a break held it up, the next one is due already.
+    fn renew_if_late(&mut self, sent_at: Instant) {
+        if self.now.mono.since(sent_at) >= self.cfg.renew_every {
+            self.renew_in(Span::ZERO);
+        }
+    }
+
     fn renew_one(&mut self, id: ContactId) {
         let nonce = self.fresh_nonce();
         let patience = self.cfg.renew_every.scale(PATIENCE_PERIODS, 1);
@@ -145,6 +152,7 @@ impl Peer {
                 self.out.push(Output::Renewed { contact: id, incarnation, sent_at });
                 self.exec.report_dirty = true;
                 self.queue_changed();
+                self.renew_if_late(sent_at);
             }
             OpResult::Value { value: Value::Contact(record), refused: Some(_) } => {
                 self.count("contact_taken");
@@ -190,6 +198,7 @@ impl Peer {
             self.out.push(Output::Renewed { contact: id, incarnation: record.incarnation, sent_at });
             self.exec.report_dirty = true;
             self.rebind_attempts();
+            self.renew_if_late(sent_at);
         }
     }
 

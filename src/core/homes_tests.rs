@@ -9,7 +9,7 @@ use super::message::*;
 use super::testing::{config, name, spec};
 use super::{Input, Message, Peer};
 use crate::base::{Bytes, Home, Instant, JobId, MilliCpu, PeerName, Span, StoreId, WallTime, work};
-use crate::model::report::{BuildReport, Liveness, MemberView, NodeCapacity, Report, View};
+use crate::model::report::{BuildReport, HealthReport, Liveness, MemberView, NodeCapacity, Report, View};
 use crate::model::{JobRecord, JobState};
 
 pub(super) type Filter = fn(&str, &str, &Message) -> bool;
@@ -172,8 +172,11 @@ impl Mesh {
         }
     }
 
+    /// Whoever answers each refusal at once with the next attempt would talk for ever: here no time passes meanwhile.
     pub(super) fn settle(&mut self) {
-        while let Some((from, to, message)) = self.lines.pop_front() {
+        for heard in 0.. {
+            let Some((from, to, message)) = self.lines.pop_front() else { break };
+            assert!(heard < 10_000, "a conversation without an end: {from} says to {to} {message:?}");
             // A removed member is not listened to, as in production.
             if self.members.contains_key(&from) {
                 self.input(&to, Input::Message { from, message });
@@ -236,6 +239,13 @@ impl Mesh {
     pub(super) fn set(&mut self, peer: &str, change: impl Fn(&mut MemberView)) {
         change(self.members.get_mut(&name(peer)).expect("a member"));
         self.views();
+    }
+
+    /// The others see that its disk is full.
+    fn tell_full(&mut self, peer: &str) {
+        let health = HealthReport { disk_full: true, ..HealthReport::default() };
+        let told = Report { health: Some(health), ..report(peer, peer, SPEAKS) };
+        self.set(peer, |m| m.report = Some(told.clone().into()));
     }
 
     fn remove(&mut self, peer: &str) {
@@ -633,6 +643,70 @@ fn a_contact_that_was_never_renewed_is_as_old_as_the_start() {
     };
     let youngest = report.contacts.iter().map(|(_, _, age)| *age).min().expect("a contact");
     assert!((Span::secs(19)..Span::secs(25)).contains(&youngest), "{youngest}");
+}
+
+/// A home whose disk is full is the first of a job that it could not take. The others tell it of the job at their pace, although
+/// each try of it makes them accept the same again; and once they see why, the next one acts.
+#[test]
+fn a_full_home_that_lacks_a_record_is_passed_over() {
+    let mut mesh = Mesh::new(&["a", "b", "c"], 3);
+    mesh.input(&name("a"), Input::DiskFull(true));
+    let submitted: Vec<JobId> = (0..20).map(|_| mesh.submit("b")).collect();
+    let first_home =
+        |job: &JobId| mesh.peers[&name("b")].acceptor.job(job).map(|r| r.homes()[0].peer.clone());
+    let job = submitted.into_iter().find(|job| first_home(job) == Some(name("a"))).expect("one of three");
+    mesh.sent.clear();
+    mesh.run(Span::secs(60));
+    let record = mesh.peers[&name("b")].acceptor.job(&job).expect("taken").clone();
+    assert!(mesh.peers[&name("a")].acceptor.job(&job).is_none());
+    let asked = |to: &str, sent: &[(PeerName, PeerName, Message)]| {
+        sent.iter()
+            .filter(|(_, t, m)| t.as_str() == to && matches!(m, Message::Look { birth } if birth.id() == job))
+            .count()
+    };
+    let first = asked("a", &mesh.sent);
+    assert!((2..=20).contains(&first), "asked {first} times by two in a minute");
+    assert!(!mesh.peers[&name("b")].acts_for(&record), "nobody told b");
+
+    mesh.tell_full("a");
+    let next = record.homes()[1].peer.clone();
+    let acting: Vec<&PeerName> =
+        mesh.peers.iter().filter(|(_, core)| core.acts_for(&record)).map(|(peer, _)| peer).collect();
+    assert_eq!(acting, [&next]);
+    mesh.sent.clear();
+    mesh.run(Span::secs(60));
+    assert_eq!(asked("a", &mesh.sent), 0);
+
+    // All are full: the first acts again, rather than nobody.
+    for peer in ["b", "c"] {
+        mesh.input(&name(peer), Input::DiskFull(true));
+        mesh.tell_full(peer);
+    }
+    assert!(mesh.peers[&name("a")].acts_for(&record));
+}
+
+/// Leases run down while a link is broken. However long the break was, the contact is fresh again within half a
+/// period, and not after the doubled pause that the break had led to.
+#[test]
+fn a_contact_is_fresh_soon_after_a_break() {
+    let mut mesh = Mesh::new(&["a", "b", "c", "d"], 3);
+    mesh.run(Span::secs(20));
+    let renew_every = mesh.peers[&name("a")].cfg.renew_every;
+    let soon = renew_every.scale(1, 2) + Span::millis(500);
+    for broken in (1..30).map(|n| Span::millis(n * 337)) {
+        mesh.drop =
+            |from, to, m| [from, to].contains(&"a") && matches!(m, Message::Register(_) | Message::Answer(_));
+        mesh.run(broken);
+        mesh.drop = |_, _, _| false;
+        mesh.run(soon);
+        let ClientResponse::Inspect(report) = mesh.ask("a", ClientRequest::Inspect(Default::default()))
+        else {
+            panic!("a report")
+        };
+        let age = report.contacts.iter().map(|(_, _, age)| *age).min().expect("a contact");
+        // Where the break fell between two renewals, the last one is from before it, and not yet due again.
+        assert!(age <= renew_every + Span::millis(200), "{broken}: {age}");
+    }
 }
 
 /// Every second, for each of thousands of records: three digests each were most of what a peer of many jobs did.

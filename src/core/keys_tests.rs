@@ -1,12 +1,14 @@
 //! Idempotency keys in a small mesh of real cores.
 
+use super::super::acceptor::{Room, Value};
 use super::super::api::{ClientRequest, ClientResponse, Input};
 use super::super::homes_tests::Mesh;
-use super::super::message::SPEAKS_RESERVE;
+use super::super::message::{Ballot, Origin, RecordKey, RegisterBody, RegisterRequest, SPEAKS_RESERVE};
 use super::super::testing::{name, spec};
 use super::*;
-use crate::base::Rng;
+use crate::base::{Home, Rng};
 use crate::model::reserve::{At, ReserveSpec};
+use std::collections::BTreeSet;
 
 const THREE: &[&str] = &["a", "b", "c"];
 const FIVE: &[&str] = &["a", "b", "c", "d", "e"];
@@ -284,4 +286,44 @@ fn a_reservation_from_now_is_the_same_a_moment_later() {
     assert!(!same_asked(&known, &other, now), "more of them");
     known.spec = reserve(1_500_000, 1_560_000);
     assert!(!same_asked(&known, &reserve(1_001_000, 1_061_000), now), "that one begins later");
+}
+
+/// Two peers that proposed other homes for one key may each have had a job of it chosen. The home that both have in common keeps
+/// the first; what the other homes chose without it, it learns all the same: as long as it did not, the job waited for it
+/// for ever where it was the one to act.
+#[test]
+fn of_two_jobs_of_one_key_at_other_homes_both_go_on() {
+    use crate::model::record::Birth;
+    let mut mesh = Mesh::new(FIVE, 3);
+    let key = (0..).map(|n| format!("k{n}")).find(|key| homes_of(&mesh, key)[0] == "a").expect("some key");
+    let homes = homes_of(&mesh, &key);
+    // It hears nothing of the job that the others take.
+    mesh.drop = |from, to, _| from == "a" || to == "a";
+    let (job, _) = submit(&mut mesh, &homes[1], &key);
+    assert!(mesh.peers[&name("a")].acceptor.job(&job).is_none());
+    // It took another one meanwhile, for itself alone.
+    let record = mesh.peers[&name(&homes[1])].acceptor.job(&job).expect("taken").clone();
+    let own = Home { peer: name("a"), store: mesh.peers[&name("a")].cfg.store };
+    let birth = Birth {
+        minter: name("a"),
+        homes: vec![own.clone()].try_into().expect("one"),
+        ..record.birth.clone()
+    };
+    let (other, origin) = (birth.id(), Origin::Job(birth.clone()));
+    let value = JobRecord { birth, ..record };
+    let body = RegisterBody::Accept {
+        ballot: Ballot { round: 1, proposer: "a".into(), boot: 1 },
+        value: Value::job(value).encode().expect("encodes"),
+        next: None,
+        origin: Some(origin),
+    };
+    let request =
+        RegisterRequest { op: 1, key: RecordKey::Job(other), generation: 0, store: own.store, body };
+    let room = Room { disk_full: false, jobs_max: 1_000 };
+    let acceptor = &mut mesh.peers.get_mut(&name("a")).expect("a peer").acceptor;
+    assert!(acceptor.handle((&own.peer, own.store), &own.peer, &request, room).accepted);
+    mesh.drop = |_, _, _| false;
+    mesh.run(Span::secs(60));
+    let held: BTreeSet<JobId> = mesh.peers[&name("a")].acceptor.jobs().map(JobRecord::id).collect();
+    assert_eq!(held, BTreeSet::from([job, other]));
 }

@@ -18,6 +18,7 @@ use super::propose::{Fresh, OpResult, Task};
 use super::purpose::Purpose;
 use crate::base::{ContactId, Epoch, Home, Instant, JobId, PeerName, Span};
 use crate::model::record::{Change, ContactChange};
+use crate::model::report::MemberView;
 use crate::model::trace::{self, SpanNote};
 use crate::model::{JobRecord, JobState, Placement};
 use claims::{Laid, Offer, Strikes};
@@ -70,7 +71,18 @@ struct Driven {
     looked_at: Option<Instant>,
     read_at: Option<Instant>,
     held_from: Option<(u64, Instant)>,
-    idle_from: Option<(u64, Instant)>,
+    idle: Option<Idle>,
+}
+
+/// A home that does not act asks now and then whether the one that acts knows the record.
+#[derive(Debug, Clone)]
+struct Idle {
+    version: u64,
+    /// Since when it is this version.
+    since: Instant,
+    /// Whom it counts on, and when it asks next.
+    owner: Option<PeerName>,
+    due: Instant,
 }
 
 impl Driven {
@@ -183,12 +195,22 @@ impl Peer {
         if self.view.isolated && homes.len() > 1 {
             return false;
         }
-        homes.iter().find(|h| self.home_alive(h)).is_some_and(|h| h.peer == self.cfg.name)
+        self.acting(homes).is_some_and(|h| h.peer == self.cfg.name)
     }
 
     /// Who acts as the job's owner, seen from here.
     pub(super) fn owner_of(&self, record: &JobRecord) -> Option<PeerName> {
-        record.homes().iter().find(|h| self.home_alive(h)).map(|h| h.peer.clone())
+        self.acting(record.homes()).map(|h| h.peer.clone())
+    }
+
+    /// The first that is alive and, where one has, that has room on its disk: one without may never have taken the record.
+    fn acting<'h>(&self, homes: &'h [Home]) -> Option<&'h Home> {
+        let full = |home: &Home| match home.peer == self.cfg.name {
+            true => self.disk_full,
+            false => self.view.members.get(&home.peer).is_some_and(MemberView::disk_full),
+        };
+        let mut alive = homes.iter().filter(|h| self.home_alive(h));
+        alive.clone().find(|h| !full(h)).or_else(|| alive.next())
     }
 
     /// Other limits of a tenant may let those of its jobs begin that they had forbidden.
@@ -277,26 +299,29 @@ impl Peer {
     }
 
     /// A home that does not act makes sure that the acting one knows the record at all: it may have
-    /// missed every write so far. The longer nothing changes, the less often it asks.
+    /// missed every write so far. The longer nothing changes, the less often it asks; sooner only of another one. What it
+    /// accepts meanwhile may be the very repair that its question began: of a home that cannot take the record there would
+    /// be no end.
     pub(super) fn idle(&mut self, job: JobId, record: &JobRecord) {
-        let now = self.now.mono;
+        let (now, owner) = (self.now.mono, self.owner_of(record));
         let Some(driven) = self.owner.jobs.get_mut(&job) else { return };
-        let (version, since) =
-            driven.idle_from.filter(|(v, _)| *v == record.version).unwrap_or((record.version, now));
-        driven.idle_from = Some((version, since));
-        if since != now {
-            // Its own hint may be old, too; or the only one, of a try that nobody else heard of.
-            let begun = record.version > 1 || record.key.is_none();
-            let purpose = if begun { Purpose::OwnerRead } else { Purpose::Unsettled(job) };
-            self.propose(Origin::Job(record.birth.clone()), Task::Read, purpose, PATIENCE);
+        let known = driven.idle.take().filter(|idle| idle.version == record.version);
+        let since = known.as_ref().map_or(now, |idle| idle.since);
+        let waits = known.filter(|idle| idle.due > now && idle.owner == owner);
+        let asks = since != now && waits.is_none();
+        let due = waits.map_or_else(|| now + self.cfg.pace.idle(now.since(since)), |idle| idle.due);
+        driven.idle = Some(Idle { version: record.version, since, owner: owner.clone(), due });
+        self.drive_at(job, due);
+        if !asks {
+            return;
         }
-        if since != now
-            && let Some(owner) = self.owner_of(record).filter(|o| *o != self.cfg.name)
-        {
+        // Its own hint may be old, too; or the only one, of a try that nobody else heard of.
+        let begun = record.version > 1 || record.key.is_none();
+        let purpose = if begun { Purpose::OwnerRead } else { Purpose::Unsettled(job) };
+        self.propose(Origin::Job(record.birth.clone()), Task::Read, purpose, PATIENCE);
+        if let Some(owner) = owner.filter(|o| *o != self.cfg.name) {
             self.send(owner, Message::Look { birth: record.birth.clone() }, false);
         }
-        let wait = self.cfg.pace.idle(now.since(since));
-        self.drive_at(job, now + wait);
     }
 
     /// This disk is a home of the record and has missed its newest write: put it on all homes again. A

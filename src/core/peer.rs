@@ -175,7 +175,10 @@ impl Peer {
             Input::Client { token, request } => self.on_client(token, request),
             Input::Backend(event) => self.on_backend(event),
             Input::DiskFull(full) => {
-                self.disk_full = full;
+                if std::mem::replace(&mut self.disk_full, full) != full {
+                    // It acts for others' jobs no more, or again.
+                    self.drive_all();
+                }
                 self.queue_changed();
             }
             Input::Drain(draining) => self.on_drain(draining),
@@ -286,15 +289,14 @@ impl Peer {
                 self.owner.observe(id, incarnation, nonce, self.now.mono);
             }
         }
+        let pairs = || before.members.iter().zip(&self.view.members);
         let same = before.members.len() == self.view.members.len()
-            && before
-                .members
-                .iter()
-                .zip(&self.view.members)
-                .all(|(a, b)| a.0 == b.0 && a.1.liveness == b.1.liveness);
-        if !same {
+            && pairs().all(|(a, b)| a.0 == b.0 && a.1.liveness == b.1.liveness);
+        if !same || pairs().any(|(a, b)| a.1.disk_full() != b.1.disk_full()) {
             // Who acts as a job's owner may have changed.
             self.drive_all();
+        }
+        if !same {
             self.contacts_follow_members();
             self.note_disks_of_absent();
         }

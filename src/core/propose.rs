@@ -666,9 +666,12 @@ impl Peer {
         self.count(if op.fast { "register_fast_commits" } else { "register_commits" });
         self.commits.add(self.now.mono.since(op.begun));
         let refused = op.refused.take();
-        let Some((value, _)) = op.proposed.take() else {
+        let Some((value, bytes)) = op.proposed.take() else {
             return self.op_end(op, OpResult::Rejected("nothing was proposed".into()));
         };
+        if op.refusals.get(&self.cfg.name).is_some_and(|why| why == KEY_TAKEN) {
+            self.hold_chosen(&op, &value, bytes);
+        }
         let generation = op.generation;
         if let Some(next) = op.next.take().filter(|_| !op.installs) {
             if self.proposer.fast.len() >= FAST_MAX {
@@ -689,6 +692,24 @@ impl Peer {
             };
         }
         self.op_value(op, value, refused)
+    }
+
+    /// The home here refused it for its key's sake; the others have chosen it all the same.
+    fn hold_chosen(&mut self, op: &Op, value: &Value, bytes: Encoded) {
+        let (ballot, next, origin) = (op.ballot.clone(), op.next.clone(), Some(op.origin.clone()));
+        let body = RegisterBody::Accept { ballot, value: bytes, next, origin };
+        let (generation, store) = (op.generation, self.cfg.store);
+        let request = RegisterRequest { op: op.id, key: op.key, generation, store, body };
+        let room = Room { disk_full: self.disk_full, jobs_max: self.cfg.jobs_max };
+        let me = self.cfg.name.clone();
+        let handled = self.acceptor.hold_chosen((&me, store), &request, value.clone(), room);
+        for write in handled.writes {
+            self.write(write);
+        }
+        if handled.accepted {
+            self.count("keys_held_twice");
+            self.on_accepted(&op.key);
+        }
     }
 
     /// By the value that is being installed, else by what this home holds: an end is never taken back.
@@ -736,6 +757,17 @@ impl Peer {
         }
     }
 
+    /// A lease runs down while a contact waits: after a break it is asked for again within half a period, whatever
+    /// the link's own pauses between probes have grown to.
+    fn resend_most(&self, op: &Op) -> Span {
+        match op.purpose {
+            Purpose::Renew { .. } | Purpose::ContactClaim { .. } => {
+                self.cfg.renew_every.scale(1, 2).clamp(RESEND_FIRST, RESEND_MAX)
+            }
+            _ => RESEND_MAX,
+        }
+    }
+
     pub(super) fn on_op_timer(&mut self, timer: Timer) {
         let id = match timer {
             Timer::OpResend(id) | Timer::OpRetry(id) | Timer::OpDeadline(id) => id,
@@ -756,7 +788,7 @@ impl Peer {
                 self.op_prepare(op);
             }
             Timer::OpResend(_) if op.phase != Phase::BackOff => {
-                op.resend_every = op.resend_every.scale(2, 1).min(RESEND_MAX);
+                op.resend_every = op.resend_every.scale(2, 1).min(self.resend_most(&op));
                 op.resends += 1;
                 op.repaired.clear();
                 if op.resends == SEARCH_AT {

@@ -237,6 +237,24 @@ mod tests {
         assert_eq!(seqs, [10, 9, 8]);
     }
 
+    /// A disk that is full for a while breaks no chain: what was taken comes later, what was not is no entry.
+    #[test]
+    fn a_full_disk_breaks_no_chain() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut audit = Audit::open(folder.path()).expect("opens");
+        audit.append(note(0)).expect("written");
+        audit.sync().expect("synced");
+        let file = audit.lines.swap(std::fs::File::options().write(true).open("/dev/full").expect("full"));
+        let taken = (1..100_000).take_while(|n| audit.append(note(*n)).is_ok()).count();
+        assert!(taken > 1_000, "{taken}");
+        assert!(audit.sync().is_err());
+        audit.lines.swap(file);
+        audit.append(note(1)).expect("written");
+        audit.sync().expect("synced");
+        let verdict = verify_with(folder.path(), audit.head().as_ref()).expect("read");
+        assert_eq!((verdict.entries, &verdict.broken), (taken as u64 + 2, &None));
+    }
+
     #[test]
     fn every_changed_byte_is_found() {
         let (folder, file) = written(4);

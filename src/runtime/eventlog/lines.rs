@@ -8,6 +8,8 @@ use crate::transport::private;
 
 /// Bytes gathered before they go to the file.
 const BUFFER: usize = 64 * 1024;
+/// Bytes that wait at most while the disk refuses them.
+const WAITING_MAX: usize = 16 * BUFFER;
 
 /// Appends lines.
 pub struct Lines {
@@ -84,30 +86,38 @@ impl Lines {
         Self { synced: true, ..self }
     }
 
-    /// Adds one line; line breaks in it become spaces.
+    /// Adds one line; line breaks in it become spaces. What the disk refuses waits here, up to a limit: a line that is
+    /// over it is not taken, which is an error.
     pub fn append(&mut self, line: &str) -> io::Result<()> {
+        if !self.buffer.is_empty() && self.buffer.len() + line.len() >= WAITING_MAX {
+            self.flush()?;
+        }
         if self.length + self.buffer.len() as u64 + line.len() as u64 + 1 > self.file_bytes && self.length > 0
         {
             self.rotate()?;
         }
         self.buffer.extend(line.bytes().map(|b| if b == b'\n' { b' ' } else { b }));
         self.buffer.push(b'\n');
-        if self.buffer.len() >= BUFFER { self.flush() } else { Ok(()) }
+        if self.buffer.len() >= BUFFER {
+            // It is taken all the same; the next call of `flush` says what is wrong.
+            let _ = self.flush();
+        }
+        Ok(())
     }
 
-    /// Hands everything to the system.
+    /// Hands everything to the system. After an error it is all still here.
     pub fn flush(&mut self) -> io::Result<()> {
         if self.buffer.is_empty() {
             return Ok(());
         }
-        let buffer = std::mem::take(&mut self.buffer);
-        if let Err(error) = self.file.write_all(&buffer) {
-            // Half a line may stand there: it is cut, so that the next one is whole.
+        if let Err(error) = self.file.write_all(&self.buffer) {
+            // A part may stand there: it is cut, or written over the next time.
             let _ = self.file.set_len(self.length);
-            let _ = self.file.seek(SeekFrom::End(0));
+            let _ = self.file.seek(SeekFrom::Start(self.length));
             return Err(error);
         }
-        self.length += buffer.len() as u64;
+        self.length += self.buffer.len() as u64;
+        self.buffer.clear();
         Ok(())
     }
 
@@ -115,6 +125,12 @@ impl Lines {
     pub fn sync(&mut self) -> io::Result<()> {
         self.flush()?;
         self.file.sync_data()
+    }
+
+    /// Puts another file in the place of its own, for a test.
+    #[cfg(test)]
+    pub fn swap(&mut self, file: File) -> File {
+        std::mem::replace(&mut self.file, file)
     }
 
     fn rotate(&mut self) -> io::Result<()> {
@@ -176,5 +192,31 @@ mod tests {
         let whole: Vec<u32> = (0..500).rev().take(seen.len()).collect();
         assert_eq!(seen, whole, "in order and without a gap");
         assert!(seen.len() > 40, "{}", seen.len());
+    }
+    #[test]
+    fn what_a_full_disk_refuses_waits_and_what_is_too_much_is_an_error() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut lines = Lines::open(folder.path(), "x", 100 << 20, 3).expect("opens");
+        lines.append("before").expect("taken");
+        lines.flush().expect("written");
+        let file = lines.swap(File::options().write(true).open("/dev/full").expect("a full disk"));
+        let line = "y".repeat(1_000);
+        let taken = (0..10_000).take_while(|n| lines.append(&format!("{n} {line}")).is_ok()).count();
+        assert!((900..1_100).contains(&taken), "{taken} lines waited");
+        assert!(lines.flush().is_err());
+        lines.swap(file);
+        lines.append("after").expect("taken");
+        lines.flush().expect("written");
+        let mut seen = Vec::new();
+        newest_first(folder.path(), "x", |line| {
+            seen.push(line.split(' ').next().unwrap_or_default().to_owned());
+            true
+        })
+        .expect("read");
+        let mut whole: Vec<String> = (0..taken).map(|n| n.to_string()).collect();
+        whole.insert(0, "before".into());
+        whole.push("after".into());
+        whole.reverse();
+        assert_eq!(seen, whole);
     }
 }

@@ -121,7 +121,7 @@ enum Work {
     Event(Entry),
     Audit(AuditNote),
     Flush(tokio::sync::oneshot::Sender<()>),
-    Head(tokio::sync::oneshot::Sender<Option<(u64, String)>>),
+    Head(tokio::sync::oneshot::Sender<std::io::Result<Option<(u64, String)>>>),
 }
 
 /// The log of one peer. Cheap to clone; the thread ends with the last of them.
@@ -143,7 +143,8 @@ impl EventLog {
         let log = Self { work, dir: Arc::new(dir), dropped: Arc::default(), written: Arc::default() };
         let (dropped, written) = (log.dropped.clone(), log.written.clone());
         std::thread::Builder::new().name("event-log".into()).spawn(move || {
-            Writer { events, audit, dropped, written, told: 0, since: None, unsynced: false }.run(&waiting)
+            Writer { events, audit, dropped, written, told: 0, since: None, unsynced: false, refused: false }
+                .run(&waiting)
         })?;
         Ok(log)
     }
@@ -222,7 +223,7 @@ impl EventLog {
         let (dir, work) = (self.dir.clone(), self.work.clone());
         let sent = tokio::task::spawn_blocking(move || work.send(Work::Head(tell)).is_ok()).await;
         let newest = if sent.unwrap_or(false) { told.await.ok() } else { None };
-        let newest = newest.ok_or_else(|| std::io::Error::other("the event log has stopped"))?;
+        let newest = newest.ok_or_else(|| std::io::Error::other("the event log has stopped"))??;
         tokio::task::spawn_blocking(move || audit::verify_with(&dir, newest.as_ref()))
             .await
             .map_err(std::io::Error::other)?
@@ -239,6 +240,8 @@ struct Writer {
     since: Option<Instant>,
     /// Audit entries are among them.
     unsynced: bool,
+    /// The disk refused what it was last given.
+    refused: bool,
 }
 
 impl Writer {
@@ -251,11 +254,12 @@ impl Writer {
                     waiting.try_iter().take(WAITING_MAX).for_each(|work| self.take(work));
                     std::thread::sleep(GATHER);
                     if self.since.is_some_and(|since| since.elapsed() >= SYNC_AFTER) {
-                        self.flush();
+                        // It says what is wrong itself.
+                        let _ = self.flush();
                     }
                 }
-                Err(RecvTimeoutError::Timeout) => self.flush(),
-                Err(RecvTimeoutError::Disconnected) => return self.flush(),
+                Err(RecvTimeoutError::Timeout) => drop(self.flush()),
+                Err(RecvTimeoutError::Disconnected) => return drop(self.flush()),
             }
         }
     }
@@ -276,15 +280,14 @@ impl Writer {
                 self.audit.append(note)
             }
             Work::Head(tell) => {
-                self.flush();
+                let newest = self.flush().map(|()| self.audit.head());
                 // Whoever asked may have gone.
-                let _ = tell.send(self.audit.head());
+                let _ = tell.send(newest);
                 return;
             }
             Work::Flush(done) => {
-                self.flush();
-                // Whoever asked may have gone.
-                let _ = done.send(());
+                // What is wrong it says itself, and whoever asked may have gone.
+                let (_, _) = (self.flush(), done.send(()));
                 return;
             }
         };
@@ -318,12 +321,19 @@ impl Writer {
         }
     }
 
-    fn flush(&mut self) {
+    /// What the disk refuses is tried again after a while, and said once.
+    fn flush(&mut self) -> std::io::Result<()> {
         let audit = if self.unsynced { self.audit.sync() } else { Ok(()) };
-        (self.since, self.unsynced) = (None, false);
-        if let Err(error) = audit.and(self.events.flush()) {
-            tracing::warn!(%error, "the event log was not written");
+        self.unsynced &= audit.is_err();
+        let done = audit.and(self.events.flush());
+        self.since = done.is_err().then(Instant::now);
+        match &done {
+            Err(error) if !self.refused => tracing::warn!(%error, "the event log is not written: it waits"),
+            Ok(()) if self.refused => tracing::info!("the event log is written again"),
+            _ => {}
         }
+        self.refused = done.is_err();
+        done
     }
 }
 
