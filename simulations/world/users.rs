@@ -116,8 +116,14 @@ impl World {
             Act::Operate => self.operate(),
             Act::Read(n) | Act::LastRead(n) => {
                 let Some(job) = self.users.jobs[n].id else { return };
-                let Some(i) = self.any_peer() else { return };
-                self.ask(i, n, Ask::Get, ClientRequest::Get { job }, matches!(act, Act::LastRead(_)));
+                let last = matches!(act, Act::LastRead(_));
+                let Some(i) = self.any_peer() else {
+                    if last {
+                        self.at(Span::millis(500), Event::User(act));
+                    }
+                    return;
+                };
+                self.ask(i, n, Ask::Get, ClientRequest::Get { job }, last);
             }
             Act::Move(n) => {
                 let Some(job) = self.users.jobs[n].id else { return };
@@ -280,9 +286,16 @@ impl World {
         self.users.waiting.values().any(|a| self.users.jobs[a.job].ops[a.op].ask == Ask::Submit)
     }
 
-    /// The process is gone: whoever waited for it will never know.
+    /// The process is gone: whoever waited for it will never know. What has to be read is read again, elsewhere: also
+    /// after the healing a disk may be found to be an old one.
     pub(super) fn users_lose(&mut self, i: usize) {
-        self.users.waiting.retain(|_, asked| asked.peer != i);
+        let (lost, waiting) =
+            std::mem::take(&mut self.users.waiting).into_iter().partition(|(_, a)| a.peer == i);
+        self.users.waiting = waiting;
+        let lost: BTreeMap<u64, Asked> = lost;
+        for asked in lost.into_values().filter(|asked| asked.last) {
+            self.at(Span::millis(500), Event::User(Act::LastRead(asked.job)));
+        }
     }
 
     pub(super) fn reply(&mut self, token: u64, response: ClientResponse) {

@@ -9,6 +9,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::{OpenError, Settings};
+use crate::base::text::words;
 use crate::base::{PeerName, StoreId, WallTime};
 use crate::core::{DiskImage, Table, Write, outlives_quarantine};
 use crate::runtime::store::{Store, StoreError, aside_folder};
@@ -33,7 +34,7 @@ impl Note {
     pub fn for_people(&self, state: &Path) -> Option<String> {
         let aside = aside_folder(state);
         let kept = std::fs::read_dir(&aside).is_ok_and(|mut entries| entries.next().is_some());
-        let why: String = self.why.chars().filter(|c| !c.is_control()).take(300).collect();
+        let why = words(&self.why, 300);
         kept.then(|| format!("began a new disk: {why}; the old store is kept in {}", aside.display()))
             .map(|text| text.chars().take(480).collect())
     }

@@ -29,7 +29,7 @@ use super::purpose::Purpose;
 use super::schedule::{Request, Scheduler};
 use crate::base::text::{WORDS_MAX, node_list, words};
 use crate::base::{ContactId, Epoch, Home, Instant, JobId, PeerName, Span, TraceId, WallTime};
-use crate::model::record::{Birth, Change};
+use crate::model::record::{Birth, Change, NOTE_MAX};
 use crate::model::spec::JobSpec;
 use crate::model::staging::{PartState, Staging};
 use crate::model::trace::{self, SpanNote};
@@ -47,9 +47,6 @@ enum Phase {
     Stopping,
     Closed,
 }
-
-/// Characters of what a backend says of an end.
-const NOTE_MAX: usize = 300;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Closed {
@@ -734,7 +731,7 @@ impl Peer {
             }
             BackendEvent::Note { key, text } => {
                 if let Some(attempt) = self.exec.attempts.get_mut(&key) {
-                    attempt.note = Some(text.chars().take(NOTE_MAX).collect());
+                    attempt.note = Some(words(&text, NOTE_MAX));
                 }
             }
             BackendEvent::Ended { key, outcome, started_at, at } => {

@@ -314,14 +314,10 @@ impl AlertsReport {
     }
 }
 
-/// A text as it may be told: cut, without control characters.
-pub fn told(text: &str, max: usize) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(max).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::text::words;
 
     #[test]
     fn ids_are_the_same_everywhere_and_kinds_read_back() {
@@ -364,7 +360,7 @@ mod tests {
             kind: AlertKind::Disk,
             subject: "a".into(),
             severity: Severity::Critical,
-            text: told(&"x\n".repeat(1_000), AlertsReport::TEXT_MAX),
+            text: words(&"x\n".repeat(1_000), AlertsReport::TEXT_MAX),
         };
         let mut report = AlertsReport { own: vec![alert; AlertsReport::OWN_MAX], ..AlertsReport::default() };
         assert_eq!(report.check(), Ok(()));

@@ -14,7 +14,7 @@ use super::array::{ArrayChange, ArrayOf, ArrayState};
 use super::groups::{GroupOf, GroupsChange, GroupsState};
 use super::reserve::{ReserveChange, ReserveState};
 use super::spec::JobSpec;
-use crate::base::text::node_list;
+use crate::base::text::{node_list, words};
 use crate::base::{
     BoundedVec, ContactId, Epoch, Home, JobId, KeyId, PeerName, Span, SpanId, TraceId, WallTime,
 };
@@ -160,8 +160,8 @@ pub struct Placement {
     pub at: WallTime,
 }
 
-/// Characters of what a cluster says of an end.
-const NOTE_MAX: usize = 300;
+/// Bytes of what a cluster says of an end.
+pub(crate) const NOTE_MAX: usize = 300;
 
 /// How an attempt ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -853,7 +853,7 @@ impl JobRecord {
 
     /// A few words on how an attempt ended: with it, and in the sentence for people.
     fn noted(&mut self, epoch: Epoch, note: &str) {
-        let note: String = note.chars().filter(|c| !c.is_control()).take(NOTE_MAX).collect();
+        let note = words(note, NOTE_MAX);
         self.reason = format!("{} ({note})", self.reason);
         if let Some(last) = self.attempts.as_mut_slice().iter_mut().rfind(|a| a.epoch == epoch) {
             last.note = Some(note);

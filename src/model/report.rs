@@ -7,6 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::partitions::SlurmReport;
+use crate::base::text::words;
 use crate::base::{
     Bytes, ContactId, Epoch, Home, Instant, JobId, MilliCpu, PeerName, Span, StoreId, WallTime,
 };
@@ -91,12 +92,12 @@ pub struct NodeOut {
 impl NodesOut {
     /// Most nodes that are named.
     pub const NAMED_MAX: usize = 24;
-    /// Characters of a name, and of a reason.
+    /// Bytes of a name, and of a reason.
     pub const TEXT_MAX: usize = 100;
 
     /// As many of these as may be told.
     pub fn of<'a>(nodes: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
-        let plain = |text: &str| text.chars().filter(|c| !c.is_control()).take(Self::TEXT_MAX).collect();
+        let plain = |text: &str| words(text, Self::TEXT_MAX);
         let mut nodes: Vec<NodeOut> =
             nodes.into_iter().map(|(name, why)| NodeOut { name: plain(name), why: plain(why) }).collect();
         nodes.sort_by(|a, b| a.name.cmp(&b.name));

@@ -4,6 +4,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::base::text::words;
 use crate::base::{Bytes, Span, WallTime, secrets};
 
 /// Parts that are told of one attempt.
@@ -138,8 +139,7 @@ impl Staging {
         self.parts.truncate(PARTS_MAX);
         for part in &mut self.parts {
             for text in [&mut part.name, &mut part.note] {
-                let plain = secrets::scrub(text, &[]);
-                *text = plain.chars().filter(|c| !c.is_control()).take(TEXT_MAX).collect();
+                *text = words(&secrets::scrub(text, &[]), TEXT_MAX);
             }
         }
         self
@@ -338,7 +338,7 @@ mod tests {
             (all.parts.len(), all.parts[0].name.as_str()),
             (PARTS_MAX, "s3://REDACTED@h/x?sig=REDACTED")
         );
-        assert!(all.parts[0].note.chars().count() == TEXT_MAX && !all.parts[0].note.contains('\u{1b}'));
+        assert!(all.parts[0].note.len() == TEXT_MAX && !all.parts[0].note.contains('\u{1b}'));
         let later =
             r#"{"parts":[{"kind":"licence","name":"x","state":"frozen","more":[1]}],"at":5,"new":{}}"#;
         let read: Staging = serde_json::from_str(later).expect("what is not known is passed over");

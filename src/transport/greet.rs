@@ -17,6 +17,7 @@ use super::shared::{GREETINGS_MAX, Shared};
 use super::wire::{FrameError, Greeting, HELLO_BYTES_MAX, Hello, read_frame, write_value};
 use super::{certs, join, tls};
 use crate::base::PeerName;
+use crate::base::text::words;
 
 /// So begins why a dial failed, where the other side is of this mesh and takes no link from this peer: its words follow.
 pub const REFUSES: &str = "it refuses this peer: ";
@@ -197,9 +198,7 @@ pub(super) async fn dial(shared: &Arc<Shared>, peer: &PeerName, address: SocketA
                 quinn::ConnectionError::ApplicationClosed(closed)
                     if closed.error_code == VarInt::from_u32(close::REFUSED) =>
                 {
-                    let words = String::from_utf8_lossy(&closed.reason);
-                    let plain = words.chars().filter(|c| !c.is_control()).take(200);
-                    format!("{REFUSES}{}", plain.collect::<String>())
+                    format!("{REFUSES}{}", words(&String::from_utf8_lossy(&closed.reason), 200))
                 }
                 other => other.to_string(),
             });

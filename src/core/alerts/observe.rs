@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use crate::base::text::words;
 use crate::base::{Bytes, IncidentId, PeerName, Span};
-use crate::model::alert::{Alert, AlertKind, AlertsReport, Severity, incident_id, told};
+use crate::model::alert::{Alert, AlertKind, AlertsReport, Severity, incident_id};
 use crate::model::config::AlertsConfig;
 use crate::model::report::{Liveness, MemberView, View};
 
@@ -20,8 +21,8 @@ pub struct Seen {
 }
 
 fn alert(kind: AlertKind, subject: &str, severity: Severity, text: String) -> Alert {
-    let subject = told(subject, AlertsReport::NAME_MAX);
-    Alert { kind, subject, severity, text: told(&text, AlertsReport::TEXT_MAX) }
+    let subject = words(subject, AlertsReport::NAME_MAX);
+    Alert { kind, subject, severity, text: words(&text, AlertsReport::TEXT_MAX) }
 }
 
 /// What is wrong with the members: what is seen of them, and what they say of themselves.

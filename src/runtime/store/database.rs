@@ -9,6 +9,7 @@ use redb::{Database, Durability, ReadableDatabase, ReadableTable, TableDefinitio
 
 use super::{StoreError, log};
 use crate::base::StoreId;
+use crate::base::text::words;
 use crate::core::{DiskImage, Table, Write};
 use crate::transport::private;
 
@@ -61,8 +62,7 @@ pub(super) fn open(dir: &Path, logged: bool) -> Result<(Database, Found), StoreE
 fn words_of(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|t| (*t).to_owned());
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-    let short: String = text.chars().filter(|c| !c.is_control()).take(200).collect();
-    format!("store.redb cannot be read: {short}")
+    format!("store.redb cannot be read: {}", words(&text, 200))
 }
 
 fn quiet_panics() {

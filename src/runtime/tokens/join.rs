@@ -13,6 +13,7 @@ use data_encoding::BASE64;
 use serde::{Deserialize, Serialize};
 
 use super::{Token, TokenBook, TokenError};
+use crate::base::text::words;
 use crate::base::{PeerName, Span, StoreId};
 use crate::core::api::Now;
 use crate::runtime::members::entry::hex;
@@ -219,7 +220,7 @@ pub async fn join(joiner: Joiner<'_>) -> Result<Joined, JoinError> {
     let unreadable = |e: &dyn std::fmt::Display| JoinError::Answer(e.to_string());
     let welcome = match serde_json::from_slice(&answer).map_err(|e| unreadable(&e))? {
         Answer::Welcome(welcome) => welcome,
-        Answer::Refused(why) => return Err(JoinError::Refused(printable(&why))),
+        Answer::Refused(why) => return Err(JoinError::Refused(words(&why, 400))),
     };
     let bytes = |text: &str| BASE64.decode(text.as_bytes()).map_err(|e| unreadable(&e));
     let issued = Issued { named: bytes(&welcome.named)?, nameless: bytes(&welcome.nameless)? };
@@ -230,11 +231,6 @@ pub async fn join(joiner: Joiner<'_>) -> Result<Joined, JoinError> {
         return Err(JoinError::Answer("it is of another mesh, or for another name".into()));
     }
     Ok(Joined { identity, lines: welcome.lines })
-}
-
-/// A stranger's sentence, fit for a terminal.
-fn printable(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).take(400).collect()
 }
 
 #[cfg(test)]

@@ -8,8 +8,9 @@ use serde::Deserialize;
 use super::input::{self, Bounded, Q, Segment};
 use super::limits::Caller;
 use super::{Api, ApiError, ApiResult};
+use crate::base::text::words;
 use crate::base::{IncidentId, Span, WallTime};
-use crate::model::alert::{AlertKind, Silence, told};
+use crate::model::alert::{AlertKind, Silence};
 use crate::surface::documents::*;
 use crate::surface::incidents;
 
@@ -74,7 +75,7 @@ pub async fn silence(
     let now = wall_now();
     let by = caller.map_or_else(|| "an unnamed caller".to_owned(), |c| c.0.to_string());
     let until = WallTime(now.0 + span.as_millis());
-    let silence = Silence { what: what.clone(), until, made: now, by: told(&by, 100) };
+    let silence = Silence { what: what.clone(), until, made: now, by: words(&by, 100) };
     api.desk.silence(&silence, now).map_err(|e| ApiError::Conflict(e.to_string()))?;
     Ok(Json(SilencedDocument { what, until_ms: until.0 }))
 }

@@ -15,6 +15,7 @@ use tokio::net::TcpStream;
 
 use crate::backends::local::processes::OwnGroup;
 use crate::base::Span;
+use crate::base::text::words;
 use crate::model::config::{NotifierConfig, Through};
 
 /// Where systems keep the certificates that they trust.
@@ -103,8 +104,7 @@ async fn post<'a>(
             let status = response.status();
             let said = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
             let said = said.map(|b| String::from_utf8_lossy(&b.to_bytes()).into_owned()).unwrap_or_default();
-            let said: String = said.chars().map(|c| if c.is_control() { ' ' } else { c }).take(120).collect();
-            Err(at(&format!("{status} {said}").trim_end().to_owned()))
+            Err(at(&format!("{status} {}", words(&said, 120)).trim_end().to_owned()))
         }
     };
     driver.abort();

@@ -10,11 +10,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::facts::Measured;
 use super::{Desk, Setup, durable, notify, one};
+use crate::base::text::words;
 use crate::base::{IncidentId, Instant, PeerName, Span, WallTime};
 use crate::core::Now;
 use crate::core::alerts::{Due, Line, Look, Seen, Turn, of_links, of_members, of_self};
 use crate::core::api::Event;
-use crate::model::alert::{Alert, AlertsReport, Mark, told};
+use crate::model::alert::{Alert, AlertsReport, Mark};
 use crate::model::config::{AlertsConfig, NotifierConfig};
 use crate::model::report::{Liveness, Report, View};
 use crate::runtime::PeerHandle;
@@ -361,7 +362,7 @@ fn ended(mark: &Mark, at_ms: u64) -> IncidentDocument {
     IncidentDocument {
         id: mark.id,
         kind: mark.kind,
-        subject: told(&mark.subject, AlertsReport::NAME_MAX),
+        subject: words(&mark.subject, AlertsReport::NAME_MAX),
         severity: crate::model::alert::Severity::Info,
         text: format!("{} {}", mark.kind.as_str(), mark.subject),
         todo: String::new(),
