@@ -168,9 +168,9 @@ async fn an_empty_list_of_nodes_is_unknown_and_not_written_down() {
 #[tokio::test]
 async fn how_long_slurm_waits_before_it_kills_is_asked_until_it_says() {
     let mut desk = Desk::new(Told::new([vec![theirs()]]), Told::new([vec![node()]])).await;
-    assert_eq!(desk.backend.keeper.kill_wait(), None, "it did not say at the start");
+    assert_eq!(desk.backend.keeper.seldom.kill_wait(), None, "it did not say at the start");
     desk.report().await;
-    assert_eq!(desk.backend.keeper.kill_wait(), Some(Span::secs(7)));
+    assert_eq!(desk.backend.keeper.seldom.kill_wait(), Some(Span::secs(7)));
     desk.backend.shutdown().await;
     assert_eq!(desk.slurm.waits.load(Ordering::SeqCst), 2, "and then no more");
 }
