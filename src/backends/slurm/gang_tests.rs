@@ -98,3 +98,19 @@ fn the_first_node_that_failed_decides_for_a_gang() {
     let told = [ended(Outcome::Cancelled, 20)];
     assert_eq!(gang_outcome(ended(Outcome::Exited(143), 50), &told).outcome, Outcome::Cancelled);
 }
+
+/// Its node's guard was killed: the kernel and Slurm say that it is gone, and nobody else will say more.
+#[test]
+fn a_gang_whose_guard_was_killed_has_ended_for_the_next_run_too() {
+    let desk = Desk::new();
+    let nodes = desk.gang(1, None);
+    desk.keeper.dir(key(1)).write_ended(&ended(Outcome::Exited(9))).expect("writes");
+    nodes[0].write_ended(&ended(Outcome::Exited(4))).expect("writes");
+    desk.list(&[job(1, NativeState::Completed)]);
+    assert_eq!(desk.ended(), Some(Outcome::Exited(4)));
+    let mut desk = desk;
+    for run in 1..=2 {
+        desk = desk.again();
+        assert_eq!((desk.keeper.live_count(), desk.ended()), (0, Some(Outcome::Exited(4))), "run {run}");
+    }
+}

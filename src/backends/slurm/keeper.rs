@@ -453,7 +453,11 @@ impl Keeper {
             // Tried again at the next look.
             return tracing::error!(%key, trace = self.dir(key).trace(), %error, "how an attempt ended could not be written");
         }
-        // A next run of the peer shall not wait for guards that this one has given up.
+        self.close(key, ended);
+    }
+
+    /// A next run of the peer shall not wait for guards of nodes that this one has given up, or found killed.
+    fn close(&self, key: AttemptKey, ended: Ended) {
         let parts = open(&self.live).get(&key).map_or(0, |l| l.kept.parts);
         for node in self.node_dirs(key, parts).iter().filter(|node| matches!(node.ended(), Ok(None))) {
             let _ = node.write_ended(&ended);
@@ -464,7 +468,7 @@ impl Keeper {
     /// A guard's word is final, unless Slurm made it end: then Slurm says why.
     fn settle(&self, key: AttemptKey, ended: Ended) {
         if ended.outcome != Outcome::Stopped(BY_SCHEDULER.into()) {
-            return self.drop_live(key, ended);
+            return self.close(key, ended);
         }
         let mut all = open(&self.live);
         let Some(live) = all.get_mut(&key) else { return };
