@@ -70,3 +70,105 @@ fn an_older_list_does_not_drop_a_cancel_that_failed() {
     desk.list(&[job(1, NativeState::Pending)]);
     assert!(desk.keeper.out.take_acts().is_empty());
 }
+
+fn forget(desk: &Desk, n: u8) {
+    desk.keeper.command(BackendCommand::Forget { key: key(n) });
+    assert!(desk.keeper.dir(key(n)).forgotten().is_some(), "it is forgotten");
+}
+
+fn stop(desk: &Desk, n: u8) {
+    desk.keeper.command(BackendCommand::Stop { key: key(n), notice: Span::ZERO, reason: StopReason::Cancel });
+    assert_eq!(desk.keeper.out.take_acts(), [Act::Cancel(key(n), 100 + u64::from(n))]);
+}
+
+/// What it did is not known, or known to be nothing: the next run asks for it again, although the core knows nothing of
+/// that attempt any more.
+#[test]
+fn a_cancel_that_was_not_taken_outlives_the_peer_also_where_it_is_forgotten() {
+    for how in ["failed", "failed after it was forgotten", "under way"] {
+        let desk = Desk::new();
+        desk.submitted(1);
+        stop(&desk, 1);
+        if how == "failed" {
+            desk.keeper.cancel_failed(key(1), 101);
+        }
+        forget(&desk, 1);
+        if how == "failed after it was forgotten" {
+            desk.keeper.cancel_failed(key(1), 101);
+        }
+        let runs = [job(1, NativeState::Pending)];
+        let mut desk = desk;
+        // As often as it takes.
+        for run in 1..=3 {
+            desk = desk.again();
+            desk.list(&runs);
+            assert_eq!(desk.keeper.out.take_acts(), [Act::Cancel(key(1), 101)], "{how}, run {run}");
+        }
+        desk.keeper.cancelled(key(1), 101);
+        let desk = desk.again();
+        desk.list(&runs);
+        assert!(desk.keeper.out.take_acts().is_empty(), "{how}: it was taken");
+        assert!(!desk.keeper.dir(key(1)).file("native.json").exists(), "{how}: nothing is left to do");
+    }
+}
+
+/// Slurm names it no more: there is nothing to cancel, and nothing is kept for it.
+#[test]
+fn what_slurm_does_not_have_any_more_is_no_longer_kept_for_its_cancel() {
+    let desk = Desk::new();
+    desk.submitted(1);
+    stop(&desk, 1);
+    desk.keeper.cancel_failed(key(1), 101);
+    forget(&desk, 1);
+    let number = desk.keeper.dir(key(1)).file("native.json");
+    desk.list(&[job(2, NativeState::Active)]);
+    assert!(number.exists(), "a list of about that time says nothing");
+    desk.keeper.seen(&[job(2, NativeState::Active)], clock::now() + FRESH);
+    assert!(!number.exists());
+    // Nor is anything where there is nothing to cancel.
+    desk.submitted(2);
+    stop(&desk, 2);
+    desk.keeper.cancelled(key(2), 102);
+    forget(&desk, 2);
+    assert!(!desk.keeper.dir(key(2)).file("native.json").exists());
+}
+
+/// sbatch gave no number, a list did.
+#[test]
+fn the_number_of_one_that_was_found_by_its_name_is_kept_for_its_cancel() {
+    let desk = Desk::new();
+    desk.begin(1, Some(Span::millis(1)));
+    desk.keeper.submitted(key(1), Err(SubmitError::Unknown("timed out".into())));
+    desk.list(&[job(1, NativeState::Pending)]);
+    stop(&desk, 1);
+    let desk = desk.again();
+    desk.list(&[job(1, NativeState::Pending)]);
+    assert_eq!(desk.keeper.out.take_acts(), [Act::Cancel(key(1), 101)]);
+}
+
+/// Old folders make room for newer ones, but for those that are still needed.
+#[test]
+fn the_folder_of_one_that_is_still_to_be_cancelled_stays() {
+    let mut desk = Desk::new();
+    desk.keeper.config.attempts_kept = 1;
+    for n in 1..=3 {
+        desk.submitted(n);
+        stop(&desk, n);
+        if n == 1 {
+            desk.keeper.cancel_failed(key(n), 101);
+        } else {
+            desk.keeper.cancelled(key(n), 100 + u64::from(n));
+        }
+        forget(&desk, n);
+    }
+    let there = |n| desk.keeper.dir(key(n)).path().exists();
+    assert_eq!([1, 2, 3].map(there), [true, false, true], "and takes no other's place");
+    desk.list(&[job(1, NativeState::Pending)]);
+    desk.keeper.cancelled(key(1), 101);
+    desk.keeper.out.take_acts();
+    desk.submitted(4);
+    stop(&desk, 4);
+    desk.keeper.cancelled(key(4), 104);
+    forget(&desk, 4);
+    assert_eq!([1, 3, 4].map(there), [false, false, true]);
+}

@@ -6,6 +6,7 @@
 //! All calls block on the disk a little.
 // tidy: long because every voice changes the same entry of one book
 
+mod cancels;
 mod folders;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -16,6 +17,7 @@ use std::sync::Mutex;
 
 use data_encoding::HEXLOWER;
 
+use self::cancels::Cancels;
 use self::folders::{last_line, lives, may_run};
 use super::SlurmConfig;
 use super::driver::{NativeJob, NativeState, Submission, SubmitError};
@@ -46,8 +48,6 @@ const FRESH: Span = Span::secs(5);
 const WHY_PATIENCE: Span = Span::secs(60);
 /// After its time for the end is over, an attempt is ended by scancel too.
 const CANCEL_AFTER: Span = Span::secs(5);
-/// Batch jobs of attempts that are over which wait to be cancelled once more. What is beyond cannot run anything.
-const LEFT_MAX: usize = 10_000;
 /// Slurm's default, where it has not said what it is.
 const KILL_WAIT: Span = Span::secs(30);
 /// An adopted attempt that waits in Slurm's queue, and that the core has not asked for again by then, is given up.
@@ -113,8 +113,7 @@ pub struct Keeper {
     pub(super) out: Outbox<Act>,
     live: Mutex<BTreeMap<AttemptKey, Live>>,
     forgotten: Mutex<VecDeque<AttemptKey>>,
-    /// Batch jobs of attempts that are over, by number, which could not be cancelled, and since when that is known.
-    left: Mutex<BTreeMap<u64, (AttemptKey, Instant)>>,
+    cancels: Mutex<Cancels>,
     renewals: Renewals,
     map: Mutex<NodeMap>,
     /// What is asked of Slurm seldom.
@@ -135,7 +134,7 @@ impl Keeper {
             out: Outbox::default(),
             live: Mutex::default(),
             forgotten: Mutex::default(),
-            left: Mutex::default(),
+            cancels: Mutex::default(),
             renewals: Renewals::default(),
             map: Mutex::default(),
             seldom: Seldom::default(),
@@ -346,7 +345,7 @@ impl Keeper {
                 // Stopped meanwhile: the token is gone, and what was made is taken back.
                 if let Ok(id) = result {
                     drop(all);
-                    self.out.act(Act::Cancel(key, id));
+                    self.cancel(key, id);
                 }
                 return;
             };
@@ -418,7 +417,7 @@ impl Keeper {
         if !dir.path().exists() || dir.revoke_token().unwrap_or(false) {
             let native = open(&self.live).get(&key).and_then(Live::number);
             if let Some(id) = native {
-                self.out.act(Act::Cancel(key, id));
+                self.cancel(key, id);
             }
             return self.close_unstarted(key, guard::stopped_by(stop.reason));
         }
@@ -490,7 +489,7 @@ impl Keeper {
         drop(all);
         let Some(why) = why else { return };
         if let Some(id) = left {
-            self.out.act(Act::Cancel(key, id));
+            self.cancel(key, id);
         }
         let outcome = why.unwrap_or(ended.outcome.clone());
         self.write_end(key, Ended { outcome, ..ended });
@@ -535,7 +534,7 @@ impl Keeper {
                         }
                         drop(all);
                         if let Some(id) = left {
-                            self.out.act(Act::Cancel(key, id));
+                            self.cancel(key, id);
                         }
                         if failed && lives != Some(true) {
                             self.fence(key, "its node failed");
@@ -577,35 +576,6 @@ impl Keeper {
         self.cancel_left(jobs, asked_at);
     }
 
-    /// A batch job could not be cancelled: it is tried again at the next list.
-    pub(super) fn cancel_failed(&self, key: AttemptKey, id: u64) {
-        if let Some(live) = open(&self.live).get_mut(&key) {
-            live.cancelled = false;
-            return;
-        }
-        let mut left = open(&self.left);
-        if left.len() < LEFT_MAX {
-            left.insert(id, (key, clock::now()));
-        }
-    }
-
-    /// An empty list says nothing; what another one does not name is gone, or no more than a place in a queue, unless
-    /// it was made at about the time at which that list was asked for.
-    fn cancel_left(&self, jobs: &[NativeJob], asked_at: Instant) {
-        let mut left = open(&self.left);
-        if jobs.is_empty() || left.is_empty() {
-            return;
-        }
-        for job in jobs.iter().filter(|j| !j.state.is_over()) {
-            let named = left.get(&job.id).filter(|(key, _)| job.name == native_name(*key));
-            if let Some((key, _)) = named.copied() {
-                left.remove(&job.id);
-                self.out.act(Act::Cancel(key, job.id));
-            }
-        }
-        left.retain(|_, (_, since)| *since + FRESH > asked_at);
-    }
-
     fn seen_one(&self, key: AttemptKey, job: NativeJob, asked_at: Instant) {
         {
             let mut all = open(&self.live);
@@ -638,7 +608,7 @@ impl Keeper {
         if dir.token_taken() {
             let over = matches!(dir.ended(), Ok(None)) && job.restarts > 0;
             if over && self.guards_gone(key) == Some(true) {
-                self.out.act(Act::Cancel(key, job.id));
+                self.cancel(key, job.id);
                 let outcome = Outcome::Stopped("requeued by Slurm".into());
                 self.write_end(key, self.end_now(key, outcome));
             }
@@ -663,7 +633,7 @@ impl Keeper {
             return;
         };
         if dir.revoke_token().unwrap_or(false) {
-            self.out.act(Act::Cancel(key, job.id));
+            self.cancel(key, job.id);
             self.close_unstarted(key, Outcome::Refused(why));
         }
     }
@@ -835,7 +805,7 @@ impl Keeper {
             }
         };
         if let Some(id) = cancel {
-            self.out.act(Act::Cancel(key, id));
+            self.cancel(key, id);
         }
     }
 

@@ -268,10 +268,15 @@ impl Watch {
                 Err(error) => tracing::info!(%key, %error, "whether an attempt is still there is unknown"),
             },
             Act::Cancel(key, id) => {
-                if let Err(error) = self.driver.cancel(id, &prepare::native_name(key)).await {
+                let taken = self.driver.cancel(id, &prepare::native_name(key)).await;
+                if let Err(error) = &taken {
                     tracing::warn!(%key, id, %error, "a batch job could not be cancelled, it is tried again");
-                    keeper.cancel_failed(key, id);
                 }
+                let done = move || match taken {
+                    Ok(()) => keeper.cancelled(key, id),
+                    Err(_) => keeper.cancel_failed(key, id),
+                };
+                let _ = tokio::task::spawn_blocking(done).await;
             }
         }
     }

@@ -4,9 +4,10 @@
 use std::fs;
 use std::io::{self, Read, Seek};
 
+use super::cancels::number_in;
 use super::{Keeper, Live, Phase, gang_outcome};
 use crate::backends::hold::open;
-use crate::backends::local::files::{AttemptDir, Ended, Started, optional, read_json, write_json};
+use crate::backends::local::files::{AttemptDir, Ended, Started, read_json, write_json};
 use crate::backends::local::guard::{self, BY_SCHEDULER};
 use crate::backends::local::{clock, parse_key_of};
 use crate::backends::slurm::nodes::NodeMap;
@@ -73,20 +74,31 @@ impl Keeper {
         for node in self.node_dirs(key, parts) {
             let _ = node.forget();
         }
-        for name in ["slurm.json", "native.json", "question.json", "answer.json"] {
+        for name in ["slurm.json", "question.json", "answer.json"] {
             let _ = fs::remove_file(dir.file(name));
+        }
+        let to_cancel = open(&self.cancels).keys();
+        if !to_cancel.contains(&key) {
+            let _ = fs::remove_file(dir.file("native.json"));
         }
         if let Err(error) = dir.forget() {
             return tracing::warn!(%key, trace = self.dir(key).trace(), %error, "an attempt could not be cleaned up");
         }
         let mut forgotten = open(&self.forgotten);
         forgotten.push_back(key);
-        while forgotten.len() > self.config.attempts_kept {
-            let Some(oldest) = forgotten.pop_front() else { break };
-            if let Err(error) = fs::remove_dir_all(self.dir(oldest).path()) {
-                tracing::warn!(key = %oldest, trace = self.dir(oldest).trace(), %error, "an old attempt's folder could not be removed");
+        // One whose batch job is still to be cancelled stays as long, and takes no other's place.
+        let over = forgotten.iter().filter(|key| !to_cancel.contains(key)).count();
+        let mut over = over.saturating_sub(self.config.attempts_kept);
+        forgotten.retain(|oldest| {
+            if over == 0 || to_cancel.contains(oldest) {
+                return true;
             }
-        }
+            over -= 1;
+            if let Err(error) = fs::remove_dir_all(self.dir(*oldest).path()) {
+                tracing::warn!(key = %oldest, trace = self.dir(*oldest).trace(), %error, "an old attempt's folder could not be removed");
+            }
+            false
+        });
     }
 
     /// Reads what an earlier run of the peer left, and says it.
@@ -102,10 +114,13 @@ impl Keeper {
             };
             let dir = AttemptDir::new(path);
             if let Some(when) = dir.forgotten() {
+                if let Some(id) = number_in(&dir) {
+                    self.cancel_failed(key, id);
+                }
                 forgotten.push((when, key));
             } else if let Some(ended) = dir.ended()? {
                 let kept = self.kept(key);
-                let native: Option<u64> = optional(read_json(&dir.file("native.json"))).ok().flatten();
+                let native = number_in(&dir);
                 let by_slurm = ended.outcome == Outcome::Stopped(BY_SCHEDULER.into());
                 let parts = kept.as_ref().map_or(0, |kept| kept.parts);
                 let may_live = self.node_dirs(key, parts).iter().any(may_run);
@@ -141,7 +156,7 @@ impl Keeper {
                 };
                 let mut live = Live::new(kept, dir.binding()?);
                 live.wanted = false;
-                live.native = optional(read_json(&dir.file("native.json"))).ok().flatten();
+                live.native = number_in(&dir);
                 if dir.token_taken() {
                     live.phase = Phase::Submitted;
                     running.push(key);
