@@ -1,6 +1,7 @@
 //! Gangs: their launcher and their nodes' guards end one by one.
 
 use super::*;
+use crate::backends::local::files::AttemptDir;
 
 impl Desk {
     /// A gang of two that runs.

@@ -28,7 +28,7 @@ use crate::backends::hold::{Hold, Outbox, Renewals, open};
 use crate::backends::line::Hears;
 use crate::backends::local::clock;
 use crate::backends::local::files::{
-    AttemptDir, Binding, Ended, Started, Stop, optional, read_json, write_json_unsynced,
+    Binding, Ended, Started, Stop, optional, read_json, write_json_unsynced,
 };
 use crate::backends::local::guard::remote::{Answer, Question, What};
 use crate::backends::local::guard::{self, BY_SCHEDULER};
