@@ -36,6 +36,8 @@ pub fn a_bad_way_to_slurmrestd_loses_nothing_and_starts_nothing_twice(ground: &m
     let folder = ground.folder("badrest");
     block_on(async {
         let Some((_restd, proxy, desk)) = through(ground, &folder).await else { return };
+        // What a start asks is no list of jobs.
+        assert_eq!(proxy.lists(), 0);
         let (mut ear, _) = Ear::adopt(&*desk.backend).await;
         // More than two lists in a row: what is concluded of them has been. Nothing is concluded of what is no answer, and who
         // gets none asks ever more seldom.
@@ -54,9 +56,9 @@ pub fn a_bad_way_to_slurmrestd_loses_nothing_and_starts_nothing_twice(ground: &m
         // Each begins under a fault, and lives through all that follow.
         for (n, fault) in (1..).zip(faults) {
             proxy.set(fault);
-            let from = proxy.requests();
+            let from = proxy.lists();
             desk.go(key(n), noted(&folder)).await;
-            wait_until("the peer has asked under it", || proxy.requests() > from + asked(fault)).await;
+            wait_until("the peer has asked for lists under it", || proxy.lists() > from + asked(fault)).await;
             for before in 1..=n {
                 let ended = desk.backend.attempt_dir(key(before)).join("ended");
                 assert!(!ended.exists(), "{fault:?}: {before} was given up");
@@ -67,8 +69,9 @@ pub fn a_bad_way_to_slurmrestd_loses_nothing_and_starts_nothing_twice(ground: &m
         // All of them, by turns, while six run and after they were all seen.
         for fault in faults {
             proxy.set(fault);
-            let from = proxy.requests();
-            wait_until("the peer has asked under it again", || proxy.requests() > from + asked(fault)).await;
+            let from = proxy.lists();
+            wait_until("the peer has asked for lists under it again", || proxy.lists() > from + asked(fault))
+                .await;
         }
         proxy.set(Fault::None);
         fs::write(folder.join("go"), "").expect("go");

@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
-use hyper::{Request, Response};
+use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::{UnixListener, UnixStream};
@@ -36,15 +36,16 @@ pub struct Proxy {
     socket: PathBuf,
     upstream: PathBuf,
     fault: Mutex<Fault>,
-    requests: AtomicU64,
+    /// Times that the list of all jobs was asked for.
+    lists: AtomicU64,
 }
 
 impl Proxy {
     pub fn start(folder: &Path, upstream: PathBuf) -> Arc<Self> {
         let socket = folder.join("proxy.sock");
         let listener = UnixListener::bind(&socket).expect("a socket");
-        let (fault, requests) = (Mutex::new(Fault::None), AtomicU64::new(0));
-        let proxy = Arc::new(Self { socket, upstream, fault, requests });
+        let (fault, lists) = (Mutex::new(Fault::None), AtomicU64::new(0));
+        let proxy = Arc::new(Self { socket, upstream, fault, lists });
         let serving = proxy.clone();
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
@@ -67,12 +68,14 @@ impl Proxy {
         *self.fault.lock().expect("a lock") = fault;
     }
 
-    pub fn requests(&self) -> u64 {
-        self.requests.load(Ordering::SeqCst)
+    pub fn lists(&self) -> u64 {
+        self.lists.load(Ordering::SeqCst)
     }
 
     async fn pass(self: Arc<Self>, request: Request<Incoming>) -> std::io::Result<Response<Full<Bytes>>> {
-        self.requests.fetch_add(1, Ordering::SeqCst);
+        if request.method() == Method::GET && request.uri().path().ends_with("/jobs") {
+            self.lists.fetch_add(1, Ordering::SeqCst);
+        }
         let fault = *self.fault.lock().expect("a lock");
         let other = |e: hyper::Error| std::io::Error::other(e);
         let stream = UnixStream::connect(&self.upstream).await?;

@@ -189,7 +189,7 @@ impl Driver for Commands {
         whole(&document).map_err(|e| DriverError(format!("sinfo: {e}")))
     }
 
-    async fn shown(&self) -> Result<Vec<String>, DriverError> {
+    async fn shown(&self) -> Result<Option<Vec<String>>, DriverError> {
         let output = self.run("sinfo", &["--noheader", "--format=%R"], None).await?;
         if !output.status.success() {
             return Err(DriverError(format!("sinfo: {}", first_words(&output))));
@@ -199,7 +199,7 @@ impl Driver for Commands {
             text.lines().map(str::trim).filter(|l| !l.is_empty()).map(str::to_owned).collect();
         names.sort_unstable();
         names.dedup();
-        Ok(names)
+        Ok(Some(names))
     }
 
     async fn submit(&self, job: &Submission) -> Result<u64, SubmitError> {
@@ -332,7 +332,9 @@ echo "{\"nodes\": [{\"name\": \"n1\", \"partitions\": [\"main\"$more]}]}""#;
         let folder = tempfile::tempdir().expect("a folder");
         let says = r#"case " $* " in *" --all "*) exit 1;; *"%R"*) printf 'main\nlow \n\nmain\n';; *) exit 1;; esac"#;
         let commands = with(folder.path(), "sinfo", says);
-        assert_eq!(commands.shown().await.expect("answers"), ["low", "main"]);
+        assert_eq!(commands.shown().await, Ok(Some(vec!["low".into(), "main".into()])));
+        let all_hidden = with(folder.path(), "sinfo", "exit 0").shown().await;
+        assert_eq!(all_hidden, Ok(Some(Vec::new())), "which is told, too");
         let error = with(folder.path(), "sinfo", "echo no >&2; exit 1").shown().await.expect_err("it fails");
         assert_eq!(error.0, "sinfo: no");
     }

@@ -179,10 +179,10 @@ pub trait Driver: Send + Sync + 'static {
     async fn job(&self, id: u64) -> Result<Option<NativeJob>, DriverError>;
     /// All nodes.
     async fn nodes(&self) -> Result<Vec<NativeNode>, DriverError>;
-    /// The partitions that are shown to this user without being asked for: not hidden, and open to its groups. None
-    /// where that is not told.
-    async fn shown(&self) -> Result<Vec<String>, DriverError> {
-        Ok(Vec::new())
+    /// The partitions that are shown to this user without being asked for: not hidden, and open to its groups. An
+    /// empty list where it is told that all are hidden, `Ok(None)` where nothing is told.
+    async fn shown(&self) -> Result<Option<Vec<String>>, DriverError> {
+        Ok(None)
     }
     /// Makes a batch job.
     async fn submit(&self, job: &Submission) -> Result<u64, SubmitError>;

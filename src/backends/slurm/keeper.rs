@@ -6,26 +6,32 @@
 //! All calls block on the disk a little.
 // tidy: long because every voice changes the same entry of one book
 
+mod cancels;
+mod folders;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;
-use std::io::{self, Read, Seek};
+use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::sync::Mutex;
 
 use data_encoding::HEXLOWER;
 
+use self::cancels::Cancels;
+use self::folders::{last_line, lives, may_run};
 use super::SlurmConfig;
 use super::driver::{NativeJob, NativeState, Submission, SubmitError};
 use super::nodes::NodeMap;
 use super::prepare::{self, Kept, native_name, read_tag, tag};
+use super::seldom::Seldom;
 use crate::backends::hold::{Hold, Outbox, Renewals, open};
 use crate::backends::line::Hears;
+use crate::backends::local::clock;
 use crate::backends::local::files::{
-    AttemptDir, Binding, Ended, Started, Stop, optional, read_json, write_json, write_json_unsynced,
+    Binding, Ended, Started, Stop, optional, read_json, write_json_unsynced,
 };
 use crate::backends::local::guard::remote::{Answer, Question, What};
 use crate::backends::local::guard::{self, BY_SCHEDULER};
-use crate::backends::local::{clock, parse_key_of};
 use crate::base::text::{WORDS_MAX, words};
 use crate::base::{ContactId, Instant, Span};
 use crate::core::api::{AttemptKey, StartCommand};
@@ -42,14 +48,8 @@ const FRESH: Span = Span::secs(5);
 const WHY_PATIENCE: Span = Span::secs(60);
 /// After its time for the end is over, an attempt is ended by scancel too.
 const CANCEL_AFTER: Span = Span::secs(5);
-/// Batch jobs of attempts that are over which wait to be cancelled once more. What is beyond cannot run anything.
-const LEFT_MAX: usize = 10_000;
 /// Slurm's default, where it has not said what it is.
 const KILL_WAIT: Span = Span::secs(30);
-/// Of what a batch script wrote, so much is looked at for its last line,
-const TAIL_BYTES: u64 = 16 << 10;
-/// and so much of that is told.
-const LINE_BYTES: usize = 200;
 /// An adopted attempt that waits in Slurm's queue, and that the core has not asked for again by then, is given up.
 const WANTED_WITHIN: Span = Span::secs(300);
 const UNWANTED: &str = "nobody asked for it after the peer was started again";
@@ -113,14 +113,11 @@ pub struct Keeper {
     pub(super) out: Outbox<Act>,
     live: Mutex<BTreeMap<AttemptKey, Live>>,
     forgotten: Mutex<VecDeque<AttemptKey>>,
-    /// Batch jobs of attempts that are over, by number, which could not be cancelled, and since when that is known.
-    left: Mutex<BTreeMap<u64, (AttemptKey, Instant)>>,
+    cancels: Mutex<Cancels>,
     renewals: Renewals,
     map: Mutex<NodeMap>,
-    /// As Slurm said; none where it has not yet.
-    kill_wait: Mutex<Option<Span>>,
-    /// The partitions that are shown to this user, and when they were asked for.
-    shown: Mutex<Option<(Instant, Vec<String>)>>,
+    /// What is asked of Slurm seldom.
+    pub(super) seldom: Seldom,
     wanted_within: Span,
 }
 
@@ -137,22 +134,12 @@ impl Keeper {
             out: Outbox::default(),
             live: Mutex::default(),
             forgotten: Mutex::default(),
-            left: Mutex::default(),
+            cancels: Mutex::default(),
             renewals: Renewals::default(),
             map: Mutex::default(),
-            kill_wait: Mutex::default(),
-            shown: Mutex::default(),
+            seldom: Seldom::default(),
             wanted_within: WANTED_WITHIN,
         })
-    }
-
-    /// The folder of an attempt.
-    pub fn dir(&self, key: AttemptKey) -> AttemptDir {
-        AttemptDir::new(self.config.attempts().join(key.to_string()))
-    }
-    fn node_dirs(&self, key: AttemptKey, parts: u32) -> Vec<AttemptDir> {
-        let dir = self.dir(key);
-        (0..parts).map(|n| AttemptDir::new(dir.file(&format!("node-{n}")))).collect()
     }
 
     pub(super) fn set_map(&self, map: NodeMap) {
@@ -160,19 +147,6 @@ impl Keeper {
     }
     pub(super) fn map(&self) -> NodeMap {
         open(&self.map).clone()
-    }
-    /// None where there is no answer yet.
-    pub(super) fn shown(&self) -> Option<(Instant, Vec<String>)> {
-        open(&self.shown).clone()
-    }
-    pub(super) fn set_shown(&self, shown: Vec<String>) {
-        *open(&self.shown) = Some((clock::now(), shown));
-    }
-    pub(super) fn set_kill_wait(&self, wait: Span) {
-        *open(&self.kill_wait) = Some(wait);
-    }
-    pub(super) fn kill_wait(&self) -> Option<Span> {
-        *open(&self.kill_wait)
     }
     /// Attempts that have not ended.
     #[cfg(test)]
@@ -334,7 +308,7 @@ impl Keeper {
             return tracing::warn!(%key, trace = self.dir(key).trace(), "an attempt's folder is there that was not adopted");
         }
         self.renewals.first(start.binding, start.renewed_at);
-        let kill_wait = self.kill_wait().unwrap_or(KILL_WAIT);
+        let kill_wait = self.seldom.kill_wait().unwrap_or(KILL_WAIT);
         match prepare::prepare(start, &self.config, &self.map(), kill_wait, &dir) {
             Ok(Some(kept)) => {
                 let live = Live::new(kept, Binding::to(start.binding));
@@ -346,12 +320,6 @@ impl Keeper {
             }
             Err(why) => self.close_unstarted(key, Outcome::NotStarted(why)),
         }
-    }
-
-    fn started_file(&self, key: AttemptKey, parts: u32) -> io::Result<Option<Started>> {
-        let dirs = self.node_dirs(key, parts.min(1));
-        let dir = dirs.into_iter().next().unwrap_or_else(|| self.dir(key));
-        dir.started()
     }
 
     fn submit(&self, key: AttemptKey) {
@@ -377,7 +345,7 @@ impl Keeper {
                 // Stopped meanwhile: the token is gone, and what was made is taken back.
                 if let Ok(id) = result {
                     drop(all);
-                    self.out.act(Act::Cancel(key, id));
+                    self.cancel(key, id);
                 }
                 return;
             };
@@ -437,28 +405,6 @@ impl Keeper {
         self.out.say(BackendEvent::Ended { key, outcome, started_at, at });
     }
 
-    /// What lies beside an attempt's folder.
-    fn kept(&self, key: AttemptKey) -> Option<Kept> {
-        read_json(&self.dir(key).file("slurm.json")).ok()
-    }
-
-    /// How an attempt ended. Of a gang the launcher's end is not all: its nodes' guards must have ended, too.
-    fn closed(&self, key: AttemptKey) -> io::Result<Option<Ended>> {
-        let open_gang = open(&self.live).get(&key).is_some_and(|l| l.kept.parts > 0);
-        if open_gang {
-            return Ok(None);
-        }
-        let ended = self.dir(key).ended()?;
-        Ok(ended.map(|ended| self.of_all(key, ended, self.kept(key).map_or(0, |kept| kept.parts))))
-    }
-
-    /// With what the guards of a gang's nodes wrote.
-    fn of_all(&self, key: AttemptKey, whole: Ended, parts: u32) -> Ended {
-        let nodes: Vec<Ended> =
-            self.node_dirs(key, parts).iter().filter_map(|n| n.ended().ok().flatten()).collect();
-        gang_outcome(whole, &nodes)
-    }
-
     fn stop(&self, key: AttemptKey, stop: Stop) {
         let dir = self.dir(key);
         match self.closed(key) {
@@ -471,7 +417,7 @@ impl Keeper {
         if !dir.path().exists() || dir.revoke_token().unwrap_or(false) {
             let native = open(&self.live).get(&key).and_then(Live::number);
             if let Some(id) = native {
-                self.out.act(Act::Cancel(key, id));
+                self.cancel(key, id);
             }
             return self.close_unstarted(key, guard::stopped_by(stop.reason));
         }
@@ -498,36 +444,6 @@ impl Keeper {
         self.out.wake(key);
     }
 
-    fn forget(&self, key: AttemptKey) {
-        let dir = self.dir(key);
-        match dir.ended() {
-            Ok(Some(_)) if dir.forgotten().is_none() => {}
-            Ok(_) => return,
-            Err(error) => {
-                return tracing::error!(%key, trace = self.dir(key).trace(), %error, "an attempt's end cannot be read");
-            }
-        }
-        open(&self.live).remove(&key);
-        let parts = self.kept(key).map_or(0, |kept| kept.parts);
-        for node in self.node_dirs(key, parts) {
-            let _ = node.forget();
-        }
-        for name in ["slurm.json", "native.json", "question.json", "answer.json"] {
-            let _ = fs::remove_file(dir.file(name));
-        }
-        if let Err(error) = dir.forget() {
-            return tracing::warn!(%key, trace = self.dir(key).trace(), %error, "an attempt could not be cleaned up");
-        }
-        let mut forgotten = open(&self.forgotten);
-        forgotten.push_back(key);
-        while forgotten.len() > self.config.attempts_kept {
-            let Some(oldest) = forgotten.pop_front() else { break };
-            if let Err(error) = fs::remove_dir_all(self.dir(oldest).path()) {
-                tracing::warn!(key = %oldest, trace = self.dir(oldest).trace(), %error, "an old attempt's folder could not be removed");
-            }
-        }
-    }
-
     // Ends.
 
     /// Writes the end where the guard did not, and says it.
@@ -536,7 +452,11 @@ impl Keeper {
             // Tried again at the next look.
             return tracing::error!(%key, trace = self.dir(key).trace(), %error, "how an attempt ended could not be written");
         }
-        // A next run of the peer shall not wait for guards that this one has given up.
+        self.close(key, ended);
+    }
+
+    /// A next run of the peer shall not wait for guards of nodes that this one has given up, or found killed.
+    fn close(&self, key: AttemptKey, ended: Ended) {
         let parts = open(&self.live).get(&key).map_or(0, |l| l.kept.parts);
         for node in self.node_dirs(key, parts).iter().filter(|node| matches!(node.ended(), Ok(None))) {
             let _ = node.write_ended(&ended);
@@ -547,7 +467,7 @@ impl Keeper {
     /// A guard's word is final, unless Slurm made it end: then Slurm says why.
     fn settle(&self, key: AttemptKey, ended: Ended) {
         if ended.outcome != Outcome::Stopped(BY_SCHEDULER.into()) {
-            return self.drop_live(key, ended);
+            return self.close(key, ended);
         }
         let mut all = open(&self.live);
         let Some(live) = all.get_mut(&key) else { return };
@@ -569,7 +489,7 @@ impl Keeper {
         drop(all);
         let Some(why) = why else { return };
         if let Some(id) = left {
-            self.out.act(Act::Cancel(key, id));
+            self.cancel(key, id);
         }
         let outcome = why.unwrap_or(ended.outcome.clone());
         self.write_end(key, Ended { outcome, ..ended });
@@ -614,7 +534,7 @@ impl Keeper {
                         }
                         drop(all);
                         if let Some(id) = left {
-                            self.out.act(Act::Cancel(key, id));
+                            self.cancel(key, id);
                         }
                         if failed && lives != Some(true) {
                             self.fence(key, "its node failed");
@@ -656,35 +576,6 @@ impl Keeper {
         self.cancel_left(jobs, asked_at);
     }
 
-    /// A batch job could not be cancelled: it is tried again at the next list.
-    pub(super) fn cancel_failed(&self, key: AttemptKey, id: u64) {
-        if let Some(live) = open(&self.live).get_mut(&key) {
-            live.cancelled = false;
-            return;
-        }
-        let mut left = open(&self.left);
-        if left.len() < LEFT_MAX {
-            left.insert(id, (key, clock::now()));
-        }
-    }
-
-    /// An empty list says nothing; what another one does not name is gone, or no more than a place in a queue, unless
-    /// it was made at about the time at which that list was asked for.
-    fn cancel_left(&self, jobs: &[NativeJob], asked_at: Instant) {
-        let mut left = open(&self.left);
-        if jobs.is_empty() || left.is_empty() {
-            return;
-        }
-        for job in jobs.iter().filter(|j| !j.state.is_over()) {
-            let named = left.get(&job.id).filter(|(key, _)| job.name == native_name(*key));
-            if let Some((key, _)) = named.copied() {
-                left.remove(&job.id);
-                self.out.act(Act::Cancel(key, job.id));
-            }
-        }
-        left.retain(|_, (_, since)| *since + FRESH > asked_at);
-    }
-
     fn seen_one(&self, key: AttemptKey, job: NativeJob, asked_at: Instant) {
         {
             let mut all = open(&self.live);
@@ -717,7 +608,7 @@ impl Keeper {
         if dir.token_taken() {
             let over = matches!(dir.ended(), Ok(None)) && job.restarts > 0;
             if over && self.guards_gone(key) == Some(true) {
-                self.out.act(Act::Cancel(key, job.id));
+                self.cancel(key, job.id);
                 let outcome = Outcome::Stopped("requeued by Slurm".into());
                 self.write_end(key, self.end_now(key, outcome));
             }
@@ -742,7 +633,7 @@ impl Keeper {
             return;
         };
         if dir.revoke_token().unwrap_or(false) {
-            self.out.act(Act::Cancel(key, job.id));
+            self.cancel(key, job.id);
             self.close_unstarted(key, Outcome::Refused(why));
         }
     }
@@ -914,7 +805,7 @@ impl Keeper {
             }
         };
         if let Some(id) = cancel {
-            self.out.act(Act::Cancel(key, id));
+            self.cancel(key, id);
         }
     }
 
@@ -923,103 +814,6 @@ impl Keeper {
         let keys: Vec<AttemptKey> = open(&self.live).keys().copied().collect();
         keys.into_iter().for_each(|key| self.check(key));
         self.answer_files();
-    }
-
-    /// Reads what an earlier run of the peer left, and says it.
-    pub(super) fn adopt(&self) -> io::Result<()> {
-        let (mut running, mut over, mut forgotten) = (Vec::new(), Vec::new(), Vec::new());
-        for entry in fs::read_dir(self.config.attempts())? {
-            let path = entry?.path();
-            let Some(key) = parse_key_of(&path) else {
-                if path.extension().is_some_and(|e| e.to_string_lossy().starts_with("new-")) {
-                    fs::remove_dir_all(&path)?;
-                }
-                continue;
-            };
-            let dir = AttemptDir::new(path);
-            if let Some(when) = dir.forgotten() {
-                forgotten.push((when, key));
-            } else if let Some(ended) = dir.ended()? {
-                let kept = self.kept(key);
-                let native: Option<u64> = optional(read_json(&dir.file("native.json"))).ok().flatten();
-                let by_slurm = ended.outcome == Outcome::Stopped(BY_SCHEDULER.into());
-                let parts = kept.as_ref().map_or(0, |kept| kept.parts);
-                let may_live = self.node_dirs(key, parts).iter().any(may_run);
-                match kept.filter(|_| by_slurm || may_live) {
-                    // Why Slurm ended it is still to be asked; or its nodes' guards may not have ended.
-                    Some(kept) => {
-                        let gang = kept.parts > 0;
-                        let mut live = Live::new(kept, dir.binding()?);
-                        (live.phase, live.native) = (Phase::Submitted, native);
-                        if gang {
-                            running.push(key);
-                        } else {
-                            live.asking_why = Some((clock::now(), ended));
-                        }
-                        open(&self.live).insert(key, live);
-                    }
-                    None => {
-                        // What was to be cancelled may not have been.
-                        if let Some(id) = native {
-                            self.cancel_failed(key, id);
-                        }
-                        over.push((key, self.of_all(key, ended, parts)));
-                    }
-                }
-            } else {
-                let kept: Kept = match read_json(&dir.file("slurm.json")) {
-                    Ok(kept) => kept,
-                    Err(_) if dir.never_made() => {
-                        fs::remove_dir_all(dir.path())?;
-                        continue;
-                    }
-                    Err(error) => return Err(error),
-                };
-                let mut live = Live::new(kept, dir.binding()?);
-                live.wanted = false;
-                live.native = optional(read_json(&dir.file("native.json"))).ok().flatten();
-                if dir.token_taken() {
-                    live.phase = Phase::Submitted;
-                    running.push(key);
-                }
-                open(&self.live).insert(key, live);
-            }
-        }
-        forgotten.sort();
-        *open(&self.forgotten) = forgotten.into_iter().map(|(_, key)| key).collect();
-        self.out.say(BackendEvent::Adopted { running: running.clone() });
-        for key in running {
-            self.check(key);
-        }
-        for (key, ended) in over {
-            self.say_ended(key, ended);
-        }
-        Ok(())
-    }
-
-    /// Log files of an attempt, one guard after another.
-    pub(super) fn logs(&self, key: AttemptKey) -> Option<Vec<std::path::PathBuf>> {
-        let dir = self.dir(key);
-        let mut found = Vec::new();
-        let mut n = 0;
-        loop {
-            let node = AttemptDir::new(dir.file(&format!("node-{n}")));
-            match guard::logs::list(&node.logs()) {
-                Ok(files) => found.extend(files),
-                Err(_) => break,
-            }
-            n += 1;
-        }
-        found.extend(guard::logs::list(&dir.logs()).ok()?);
-        Some(found)
-    }
-
-    /// Writes the nodes down, for a start at which Slurm does not answer.
-    pub(super) fn keep_nodes(&self, map: &NodeMap) {
-        let types = write_json(&self.config.types_file(), &map.types);
-        if let Err(error) = types.and_then(|()| write_json(&self.config.nodes_file(), &map.groups)) {
-            tracing::warn!(%error, "the nodes could not be written down");
-        }
     }
 }
 
@@ -1060,20 +854,6 @@ impl Live {
     fn number(&self) -> Option<u64> {
         self.seen.as_ref().map(|n| n.id).or(self.native)
     }
-}
-
-/// Whether a guard began in a node's folder and has not said its end. One that did not never will.
-fn may_run(node: &AttemptDir) -> bool {
-    match node.ended() {
-        Ok(Some(_)) => false,
-        Ok(None) => !node.revoke_token().unwrap_or(false) && node.token_taken(),
-        Err(_) => true,
-    }
-}
-
-/// Whether the guard of a folder lives, by its lock; none where that cannot be known.
-fn lives(dir: &AttemptDir) -> Option<bool> {
-    if dir.file("no-lock").exists() { None } else { dir.locked().ok() }
 }
 
 /// Why Slurm told an attempt's guard to end, as the attempt's batch job shows it: none where it does not yet, an
@@ -1120,22 +900,6 @@ fn gang_outcome(whole: Ended, nodes: &[Ended]) -> Ended {
         (false, None, None) => whole.outcome.clone(),
     };
     Ended { outcome, started_at: started_at.or(whole.started_at), ..whole }
-}
-
-/// The end of what the batch script itself wrote.
-fn last_line(dir: &AttemptDir) -> String {
-    let tail = || -> io::Result<Vec<u8>> {
-        let mut file = fs::File::open(dir.file("slurm.out"))?;
-        let from = file.metadata()?.len().saturating_sub(TAIL_BYTES);
-        file.seek(io::SeekFrom::Start(from))?;
-        let mut tail = Vec::new();
-        file.take(TAIL_BYTES).read_to_end(&mut tail)?;
-        Ok(tail)
-    };
-    let tail = tail().unwrap_or_default();
-    let text = String::from_utf8_lossy(&tail);
-    let line = text.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or("it wrote nothing");
-    words(line, LINE_BYTES)
 }
 
 #[cfg(test)]

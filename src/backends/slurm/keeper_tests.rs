@@ -5,6 +5,10 @@ use crate::backends::conformance::{key, script, start};
 use crate::base::{PeerName, WallTime};
 use crate::core::api::StopReason;
 
+#[path = "cancel_tests.rs"]
+mod cancel;
+#[path = "gang_tests.rs"]
+mod gang;
 #[path = "restart_tests.rs"]
 mod restart;
 
@@ -53,6 +57,31 @@ impl Desk {
             _ => None,
         })
     }
+    /// Another run of the peer over the same folders.
+    fn again(self) -> Self {
+        let keeper = Keeper::new(self.keeper.config.clone()).expect("a book");
+        keeper.adopt().expect("adopts");
+        Self { _folder: self._folder, keeper }
+    }
+    fn events(&self) -> Vec<BackendEvent> {
+        std::iter::from_fn(|| self.keeper.out.next_event()).collect()
+    }
+}
+
+fn ended(outcome: Outcome) -> Ended {
+    Ended { outcome, started_at: Some(WallTime(5)), at: WallTime(9), output_lost: 0 }
+}
+
+fn started(nodes: &str) -> Started {
+    Started { at: WallTime(5), nodes: Some(nodes.to_owned()) }
+}
+
+fn tells_where(events: &[BackendEvent]) -> Option<&str> {
+    let end = events.iter().position(|e| matches!(e, BackendEvent::Ended { .. }))?;
+    events[..end].iter().find_map(|e| match e {
+        BackendEvent::Where { nodes, .. } => Some(nodes.as_str()),
+        _ => None,
+    })
 }
 
 /// Attempt `n`'s batch job.
@@ -241,56 +270,6 @@ fn a_list_from_before_its_end_is_no_requeue() {
     assert_eq!(desk.ended(), Some(Outcome::Cancelled));
 }
 
-/// What this peer cancelled itself, to tidy up, was nobody's wish to end the job.
-#[test]
-fn our_own_cancel_is_not_taken_for_somebodys() {
-    let requeued = NativeJob { restarts: 1, ..job(1, NativeState::Cancelled) };
-    assert_eq!(why_ended(&requeued, true), Some(Some(Outcome::Stopped("requeued by Slurm".into()))));
-    assert_eq!(why_ended(&requeued, false), Some(Some(Outcome::Cancelled)));
-    assert_eq!(why_ended(&job(1, NativeState::Cancelled), true), Some(None));
-}
-
-/// Of an attempt that lives and of one that is over; what failed may have been done all the same.
-#[test]
-fn a_cancel_that_failed_is_asked_for_again() {
-    let desk = Desk::new();
-    desk.submitted(1);
-    assert!(desk.keeper.dir(key(1)).take_token().expect("takes"), "it runs");
-    desk.keeper.command(BackendCommand::Stop { key: key(1), notice: Span::ZERO, reason: StopReason::Cancel });
-    if let Some((_, at)) = open(&desk.keeper.live).get_mut(&key(1)).and_then(|l| l.hold.stop.as_mut()) {
-        *at = Instant(0);
-    }
-    let runs = [job(1, NativeState::Active), job(2, NativeState::Pending)];
-    for _ in 0..3 {
-        desk.list(&runs);
-        assert_eq!(desk.keeper.out.take_acts(), [Act::Cancel(key(1), 101)]);
-        desk.list(&runs);
-        assert!(desk.keeper.out.take_acts().is_empty(), "one at a time");
-        desk.keeper.cancel_failed(key(1), 101);
-    }
-    let tidied = open(&desk.keeper.live).get(&key(1)).map(|l| l.tidied);
-    assert_eq!(tidied, Some(true), "what is cancelled now may be our own work");
-
-    desk.submitted(2);
-    desk.keeper.command(BackendCommand::Stop { key: key(2), notice: Span::ZERO, reason: StopReason::Cancel });
-    assert_eq!(desk.keeper.out.take_acts(), [Act::Cancel(key(2), 102)]);
-    desk.keeper.cancel_failed(key(2), 102);
-    desk.list(&[]);
-    let of_two = |desk: &Desk| {
-        let acts = desk.keeper.out.take_acts();
-        acts.into_iter().filter(|a| matches!(a, Act::Cancel(k, _) if *k == key(2))).count()
-    };
-    assert_eq!(of_two(&desk), 0, "an empty list says nothing");
-    desk.list(&runs);
-    assert_eq!(of_two(&desk), 1);
-    desk.list(&runs);
-    assert_eq!(of_two(&desk), 0, "it was taken");
-    desk.keeper.cancel_failed(key(2), 102);
-    let theirs = NativeJob { name: "theirs".into(), ..job(2, NativeState::Active) };
-    desk.list(&[theirs]);
-    assert_eq!(of_two(&desk), 0, "the number is another job's now");
-}
-
 #[test]
 fn after_a_failed_node_the_guards_time_must_be_over() {
     let desk = Desk::new();
@@ -381,21 +360,61 @@ fn a_lease_is_as_old_as_the_older_of_two_contacts() {
     assert_eq!(desk.keeper.out.take_wakes(), [key(1)], "its guard is told to ask");
 }
 
+/// Its start was not heard; its end comes over the line, or is Slurm's word.
 #[test]
-fn the_first_node_that_failed_decides_for_a_gang() {
-    let ended =
-        |outcome, at| Ended { outcome, started_at: Some(WallTime(at)), at: WallTime(at), output_lost: 0 };
-    let whole = ended(Outcome::Exited(9), 50);
-    let nodes = [
-        ended(Outcome::Stopped(BY_SCHEDULER.into()), 30),
-        ended(Outcome::Exited(4), 20),
-        ended(Outcome::Exited(5), 25),
-    ];
-    let all = gang_outcome(whole.clone(), &nodes);
-    assert_eq!((all.outcome, all.started_at), (Outcome::Exited(4), Some(WallTime(20))));
-    assert_eq!(gang_outcome(ended(Outcome::Cancelled, 50), &nodes).outcome, Outcome::Cancelled);
-    let good = [ended(Outcome::Exited(0), 20)];
-    assert_eq!(gang_outcome(ended(Outcome::Exited(0), 50), &good).outcome, Outcome::Exited(0));
-    let told = [ended(Outcome::Cancelled, 20)];
-    assert_eq!(gang_outcome(ended(Outcome::Exited(143), 50), &told).outcome, Outcome::Cancelled);
+fn where_it_ran_is_told_with_an_end_whose_start_was_not_heard() {
+    for over_the_line in [true, false] {
+        let desk = Desk::new();
+        desk.submitted(1);
+        let dir = desk.keeper.dir(key(1));
+        assert!(dir.take_token().expect("takes"));
+        dir.write_started(&started("n7")).expect("writes");
+        if over_the_line {
+            desk.keeper.guard_ended(key(1), "", ended(Outcome::Exited(0)));
+        } else {
+            desk.list(&[job(1, NativeState::Timeout)]);
+        }
+        assert_eq!(tells_where(&desk.events()), Some("n7"), "{over_the_line}");
+    }
+}
+
+#[test]
+fn words_of_slurm_are_cut_and_the_last_line_is_read_from_its_end() {
+    let desk = Desk::new();
+    desk.begin(1, None);
+    let long = "no\u{1b}[2J ".repeat(1 << 20);
+    desk.keeper.submitted(key(1), Err(SubmitError::Refused(long)));
+    let Some(Outcome::NotStarted(why)) = desk.ended() else { panic!("refused") };
+    assert!(why.len() <= WORDS_MAX && !why.contains(char::is_control), "{why}");
+    assert!(desk.again().ended().is_some(), "what was written can be read");
+
+    let desk = Desk::new();
+    let dir = desk.keeper.dir(key(1));
+    fs::create_dir_all(dir.path()).expect("a folder");
+    let mut text = b"first\n\xff\xfe\n".repeat(100_000);
+    text.extend_from_slice(b"guard: \xffno such\x1b file\n\n");
+    fs::write(dir.file("slurm.out"), &text).expect("writes");
+    assert_eq!(last_line(&dir), "guard: \u{fffd}no such  file");
+    fs::write(dir.file("slurm.out"), "x".repeat(100_000)).expect("writes");
+    assert!(last_line(&dir).len() <= folders::LINE_BYTES);
+}
+
+/// The operator's word came first, then its node was lost: that word ends it all the same.
+#[test]
+fn a_stray_without_a_grace_that_was_told_to_end_ends_when_it_is_fenced() {
+    for (reason, end) in [
+        (StopReason::Cancel, Some(Outcome::Cancelled)),
+        (StopReason::Superseded, Some(Outcome::Stopped("superseded".into()))),
+        (StopReason::Drain, None),
+    ] {
+        let desk = Desk::new();
+        desk.begin(1, None);
+        desk.keeper.submitted(key(1), Ok(101));
+        desk.age(1);
+        assert!(desk.keeper.dir(key(1)).take_token().expect("takes"));
+        desk.keeper.command(BackendCommand::Stop { key: key(1), notice: Span::ZERO, reason });
+        assert_eq!(desk.ended(), None, "its guard may say how it ends");
+        desk.list(&[job(1, NativeState::NodeFail)]);
+        assert_eq!(desk.ended(), end, "{reason:?}");
+    }
 }

@@ -17,6 +17,7 @@ pub mod nodes;
 pub mod parse;
 mod prepare;
 pub mod rest;
+mod seldom;
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -30,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use self::config::SlurmConfig;
-use self::driver::{Driver, DriverError, NativeNode, pause};
+use self::driver::{Driver, DriverError, pause};
 use self::keeper::{Act, Keeper};
 use self::nodes::{Doubt, NodeMap};
 use super::local::files::{optional, read_json};
@@ -45,8 +46,6 @@ use crate::model::NodeCapacity;
 const CALLS_AT_ONCE: usize = 8;
 /// Lists between two looks at the nodes.
 const NODES_EVERY: u32 = 5;
-/// Which partitions are shown to this user is asked for so seldom.
-const SHOWN_EVERY: Span = Span::secs(60);
 /// Without an answer for so long, nothing new is taken.
 const UNKNOWN_AFTER: Span = Span::secs(10);
 
@@ -127,30 +126,6 @@ fn place_guard(from: &Path, to: &Path) -> std::io::Result<()> {
     std::fs::rename(&aside, to)
 }
 
-/// Asked until Slurm has said it: guards reckon with it.
-async fn ask_kill_wait(keeper: &Keeper, driver: &dyn Driver) {
-    if keeper.kill_wait().is_none()
-        && let Some(wait) = driver.kill_wait().await
-    {
-        keeper.set_kill_wait(Span::secs(wait));
-    }
-}
-
-/// What is there by these nodes. What is shown stays as it last was where there is no answer.
-async fn map_of(keeper: &Keeper, driver: &dyn Driver, nodes: &[NativeNode]) -> NodeMap {
-    let (config, known) = (&keeper.config, keeper.shown());
-    let partitions = config.partitions();
-    let old = known.as_ref().is_none_or(|(at, _)| clock::now().since(*at) > SHOWN_EVERY);
-    if partitions.is_empty() && old && !nodes.is_empty() {
-        match driver.shown().await {
-            Ok(shown) => keeper.set_shown(shown),
-            Err(error) => tracing::info!(%error, "which partitions are shown to this user is unknown"),
-        }
-    }
-    let shown = keeper.shown().map(|(_, shown)| shown).unwrap_or_default();
-    NodeMap::of_shown(nodes, &partitions, &config.gpu_names, &shown)
-}
-
 fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
@@ -166,10 +141,10 @@ impl Backend for SlurmBackend {
         place_guard(&config.self_exe, &config.guard_path())
             .map_err(|e| anyhow::anyhow!("the guard's copy {}: {e}", config.guard_path().display()))?;
         let mut notes = vec![format!("Slurm is reached by {}", self.driver.describe())];
-        ask_kill_wait(&self.keeper, &*self.driver).await;
+        self.keeper.seldom.ask_kill_wait(&*self.driver).await;
         let nodes = match self.driver.nodes().await {
             Ok(nodes) if !nodes.is_empty() => {
-                let map = map_of(&self.keeper, &*self.driver, &nodes).await;
+                let map = self.keeper.seldom.map(&self.keeper.config, &*self.driver, &nodes).await;
                 for (name, state) in map.left_out.iter().take(20) {
                     notes.push(format!("node {name} is left out: {state}"));
                 }
@@ -293,10 +268,15 @@ impl Watch {
                 Err(error) => tracing::info!(%key, %error, "whether an attempt is still there is unknown"),
             },
             Act::Cancel(key, id) => {
-                if let Err(error) = self.driver.cancel(id, &prepare::native_name(key)).await {
+                let taken = self.driver.cancel(id, &prepare::native_name(key)).await;
+                if let Err(error) = &taken {
                     tracing::warn!(%key, id, %error, "a batch job could not be cancelled, it is tried again");
-                    keeper.cancel_failed(key, id);
                 }
+                let done = move || match taken {
+                    Ok(()) => keeper.cancelled(key, id),
+                    Err(_) => keeper.cancel_failed(key, id),
+                };
+                let _ = tokio::task::spawn_blocking(done).await;
             }
         }
     }
@@ -358,7 +338,7 @@ impl Watch {
     }
 
     async fn look_at_nodes(&self, no_nodes: &mut Doubt) {
-        ask_kill_wait(&self.keeper, &*self.driver).await;
+        self.keeper.seldom.ask_kill_wait(&*self.driver).await;
         match self.driver.nodes().await {
             Ok(nodes) if !no_nodes.believes(nodes.is_empty()) => {
                 tracing::info!(
@@ -366,7 +346,7 @@ impl Watch {
                 );
             }
             Ok(nodes) => {
-                let map = map_of(&self.keeper, &*self.driver, &nodes).await;
+                let map = self.keeper.seldom.map(&self.keeper.config, &*self.driver, &nodes).await;
                 if map != self.keeper.map() {
                     if !nodes.is_empty() {
                         self.keeper.keep_nodes(&map);

@@ -137,7 +137,7 @@ fn keep_largest<'n>(groups: &mut Vec<Group<'n>>) -> Vec<Group<'n>> {
 impl NodeMap {
     /// Of the partitions that are used (all where none is named).
     pub fn new(nodes: &[NativeNode], partitions: &[String], names: &BTreeMap<String, String>) -> Self {
-        Self::of_shown(nodes, partitions, names, &[])
+        Self::of_shown(nodes, partitions, names, None)
     }
 
     /// The same where it is told which partitions are shown to this user: what lies in others only is offered where an
@@ -146,7 +146,7 @@ impl NodeMap {
         nodes: &[NativeNode],
         partitions: &[String],
         names: &BTreeMap<String, String>,
-        shown: &[String],
+        shown: Option<&[String]>,
     ) -> Self {
         let report = SlurmReport::of(nodes.iter().map(|n| NodeOf {
             partitions: &n.partitions,
@@ -162,8 +162,8 @@ impl NodeMap {
             if !partitions.is_empty() && !node.partitions.iter().any(|p| partitions.contains(p)) {
                 continue;
             }
-            let closed = partitions.is_empty() && !shown.is_empty() && !node.partitions.is_empty();
-            if closed && !node.partitions.iter().any(|p| shown.contains(p)) {
+            let shown = shown.filter(|_| partitions.is_empty() && !node.partitions.is_empty());
+            if shown.is_some_and(|shown| !node.partitions.iter().any(|p| shown.contains(p))) {
                 map.left_out.push((node.name.clone(), NOT_SHOWN.into()));
                 continue;
             }
@@ -355,16 +355,20 @@ mod tests {
             ..node(name, true, None)
         };
         let nodes = [of("n1", &["main", "hidden"]), of("n2", &["hidden"]), of("n3", &[])];
-        let map =
-            |used: &[String], shown: &[String]| NodeMap::of_shown(&nodes, used, &BTreeMap::new(), shown);
+        let map = |used: &[String], shown: Option<&[String]>| {
+            NodeMap::of_shown(&nodes, used, &BTreeMap::new(), shown)
+        };
+        let main: Option<&[String]> = Some(&["main".into()]);
         let offered = |map: &NodeMap| map.index.keys().cloned().collect::<Vec<_>>();
-        let shown = map(&[], &["main".into()]);
+        let shown = map(&[], main);
         assert_eq!(offered(&shown), ["n1", "n3"]);
         assert_eq!(shown.left_out, [("n2".to_owned(), NOT_SHOWN.to_owned())]);
         let told = shown.news().slurm.expect("is told");
         assert!(told.partitions.iter().any(|p| p.name == "hidden" && p.nodes == 2), "{told:?}");
-        assert_eq!(offered(&map(&["hidden".into()], &["main".into()])), ["n1", "n2"], "an operator's word");
-        assert_eq!(offered(&map(&[], &[])).len(), 3, "where it is not told");
+        assert_eq!(offered(&map(&["hidden".into()], main)), ["n1", "n2"], "an operator's word");
+        assert_eq!(offered(&map(&[], None)).len(), 3, "where it is not told");
+        assert_eq!(offered(&map(&[], Some(&[]))), ["n3"], "where all are hidden");
+        assert_eq!(offered(&map(&["hidden".into()], Some(&[]))), ["n1", "n2"], "an operator's word");
     }
 
     /// However much they differ, and however long their names are: the report of them has room for the largest.

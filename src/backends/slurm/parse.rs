@@ -370,14 +370,15 @@ pub fn node(value: &Value) -> Option<NativeNode> {
     })
 }
 
-/// Partitions that are not hidden; none where the flags of none are told.
-pub fn shown(document: &Value) -> Vec<String> {
+/// Partitions that are not hidden; `None` where the flags of none are told, or the name of one that is not.
+pub fn shown(document: &Value) -> Option<Vec<String>> {
     let all = items(document.get("partitions"));
     if !all.iter().any(|p| p.get("flags").is_some()) {
-        return Vec::new();
+        return None;
     }
     let hidden = |p: &&Value| words(p.get("flags")).iter().any(|word| word == "HIDDEN");
-    all.into_iter().filter(|p| !hidden(p)).map(|p| text(p, "name")).filter(|name| !name.is_empty()).collect()
+    let names: Vec<String> = all.into_iter().filter(|p| !hidden(p)).map(|p| text(p, "name")).collect();
+    names.iter().all(|name| !name.is_empty()).then_some(names)
 }
 
 /// What it has, and what it can be given; either may be missing or empty.

@@ -163,6 +163,16 @@ fn partitions_that_are_hidden_are_not_shown_where_that_is_told() {
     let all = json!({"partitions": [
         {"name": "main", "flags": ["default"]}, {"name": "secret", "flags": ["hidden"]}, {"name": "low", "flags": []},
     ]});
-    assert_eq!(shown(&all), ["main", "low"]);
-    assert!(shown(&json!({"partitions": [{"name": "main"}]})).is_empty() && shown(&json!({})).is_empty());
+    assert_eq!(shown(&all), Some(vec!["main".to_owned(), "low".to_owned()]));
+    let all_hidden = json!({"partitions": [{"name": "secret", "flags": ["hidden"]}]});
+    assert_eq!(shown(&all_hidden), Some(Vec::new()), "which is told, too");
+    let not_told = [
+        json!({"partitions": [{"name": "main"}]}),
+        json!({"partitions": []}),
+        json!({"partitions": [{"flags": []}]}),
+        json!({}),
+    ];
+    for answer in not_told {
+        assert_eq!(shown(&answer), None, "{answer}");
+    }
 }

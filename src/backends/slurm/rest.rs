@@ -365,7 +365,7 @@ impl Driver for Rest {
         }
     }
 
-    async fn shown(&self) -> Result<Vec<String>, DriverError> {
+    async fn shown(&self) -> Result<Option<Vec<String>>, DriverError> {
         let version = self.version().await?;
         let path = format!("/slurm/v0.0.{version}/partitions");
         // One that cannot say this does not fail: its lists count.

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::driver::{NativeJob, NativeNode, NativeState, Part, Submission, SubmitError};
 use super::*;
+use crate::backends::conformance::wait_until;
 use crate::backends::hold::open;
 use crate::base::Bytes;
 
@@ -32,6 +33,20 @@ struct Slurm {
     waits: AtomicU32,
     /// Times that it was asked which partitions are shown.
     shown: AtomicU32,
+    /// What it says to that.
+    says_shown: Mutex<Result<Option<Vec<String>>, DriverError>>,
+}
+
+impl Slurm {
+    fn new(jobs: Told<NativeJob>, nodes: Told<NativeNode>) -> Arc<Self> {
+        Arc::new(Self {
+            jobs,
+            nodes,
+            waits: AtomicU32::default(),
+            shown: AtomicU32::default(),
+            says_shown: Mutex::new(Ok(Some(vec!["main".into()]))),
+        })
+    }
 }
 
 #[async_trait]
@@ -48,9 +63,9 @@ impl Driver for Slurm {
     async fn nodes(&self) -> Result<Vec<NativeNode>, DriverError> {
         Ok(self.nodes.next())
     }
-    async fn shown(&self) -> Result<Vec<String>, DriverError> {
+    async fn shown(&self) -> Result<Option<Vec<String>>, DriverError> {
         self.shown.fetch_add(1, Ordering::SeqCst);
-        Ok(vec!["main".into()])
+        open(&self.says_shown).clone()
     }
     async fn submit(&self, _: &Submission) -> Result<u64, SubmitError> {
         Err(SubmitError::Refused("nothing is submitted here".into()))
@@ -102,8 +117,10 @@ struct Desk {
 
 impl Desk {
     async fn new(jobs: Told<NativeJob>, nodes: Told<NativeNode>) -> Self {
+        Self::of(Slurm::new(jobs, nodes)).await
+    }
+    async fn of(slurm: Arc<Slurm>) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let slurm = Arc::new(Slurm { jobs, nodes, waits: AtomicU32::default(), shown: AtomicU32::default() });
         let backend = backend(folder.path(), slurm.clone());
         backend.discover().await.expect("finds it");
         let (to, events) = mpsc::channel(64);
@@ -156,23 +173,36 @@ async fn an_empty_list_of_nodes_is_unknown_and_not_written_down() {
     assert!(then.closed.as_ref().is_some_and(|why| why.starts_with("unknown:")), "{then:?}");
     desk.backend.shutdown().await;
     // A peer that is started now takes them as they were.
-    let (jobs, nodes) = (Told::new([vec![]]), Told::new([none()]));
-    let slurm = Arc::new(Slurm { jobs, nodes, waits: AtomicU32::default(), shown: AtomicU32::default() });
-    let next = backend(desk.folder.path(), slurm);
+    let next = backend(desk.folder.path(), Slurm::new(Told::new([vec![]]), Told::new([none()])));
     let found = next.discover().await.expect("finds what was");
     assert_eq!(found.nodes, first.nodes);
     let kind = next.keeper.map().types.get("H100").cloned();
     assert_eq!(kind.as_deref(), Some("h100"), "and asks for GPUs by their type");
 }
 
+/// Neither at every look, nor never again.
 #[tokio::test]
-async fn how_long_slurm_waits_before_it_kills_is_asked_until_it_says() {
-    let mut desk = Desk::new(Told::new([vec![theirs()]]), Told::new([vec![node()]])).await;
-    assert_eq!(desk.backend.keeper.kill_wait(), None, "it did not say at the start");
-    desk.report().await;
-    assert_eq!(desk.backend.keeper.kill_wait(), Some(Span::secs(7)));
+async fn what_is_asked_seldom_is_asked_no_more_often_while_it_fails() {
+    let slurm = Slurm::new(Told::new([vec![theirs()]]), Told::new(vec![vec![node()]; 6]));
+    *open(&slurm.says_shown) = Err(DriverError("no answer in 30 s".into()));
+    let mut desk = Desk::of(slurm).await;
+    assert_eq!(desk.report().await.nodes.len(), 1, "what is not told is offered");
+    wait_until("it was looked at the nodes", || desk.slurm.nodes.left() == 1).await;
+    let asked = |slurm: &Slurm| (slurm.waits.load(Ordering::SeqCst), slurm.shown.load(Ordering::SeqCst));
+    assert_eq!(asked(&desk.slurm), (1, 1));
+    assert_eq!(desk.backend.keeper.seldom.kill_wait(), None, "it did not say");
+    *open(&desk.slurm.says_shown) = Ok(Some(Vec::new()));
+    desk.backend.keeper.seldom.age();
+    let then = desk.report().await;
+    assert!(then.nodes.is_empty() && then.closed.is_some_and(|why| why.contains("hidden")), "all are hidden");
+    assert_eq!(desk.backend.keeper.seldom.kill_wait(), Some(Span::secs(7)));
+    // Of what it said once, an answer that does not tell it takes nothing back.
+    *open(&desk.slurm.says_shown) = Ok(None);
+    desk.backend.keeper.seldom.age();
+    wait_until("it is asked again", || asked(&desk.slurm).1 == 3).await;
+    assert!(desk.backend.keeper.map().groups.is_empty());
     desk.backend.shutdown().await;
-    assert_eq!(desk.slurm.waits.load(Ordering::SeqCst), 2, "and then no more");
+    assert_eq!(asked(&desk.slurm), (2, 3), "how long it waits is known then");
 }
 
 #[tokio::test]
