@@ -28,9 +28,14 @@ mod server;
 mod speed;
 mod told;
 
-use std::panic::AssertUnwindSafe;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
+use std::sync::Mutex;
 use std::time::Instant;
+
+/// The argument with which this program runs the scenario named next, and nothing else.
+const ALONE: &str = "--alone";
+/// So many at once: they wait for clocks most of the time.
+const AT_ONCE: usize = 2;
 
 type Scenario = (&'static str, fn());
 
@@ -41,6 +46,11 @@ macro_rules! scenarios {
 }
 
 const SCENARIOS: &[Scenario] = &scenarios![
+    // The longest first, so that none of them is the last alone.
+    incluster::the_account_of_its_pod_is_used_and_follows_what_is_rotated,
+    absence::ten_minutes_without_a_server_end_nothing_and_start_nothing_twice,
+    faults::a_bad_network_loses_nothing_and_starts_nothing_twice,
+    mesh::jobs_over_kubernetes_and_a_local_cluster,
     backend::it_keeps_the_contract,
     backend::it_runs_programs,
     backend::a_gang_begins_together_and_its_first_failure_counts,
@@ -54,10 +64,8 @@ const SCENARIOS: &[Scenario] = &scenarios![
     told::nodes_and_images_as_they_change,
     load::lists_come_in_pages,
     load::reads_do_not_grow_with_jobs,
-    faults::a_bad_network_loses_nothing_and_starts_nothing_twice,
     faults::a_server_that_is_away_ends_nothing,
     faults::a_ttl_that_deletes_what_finished_runs_nothing_again,
-    absence::ten_minutes_without_a_server_end_nothing_and_start_nothing_twice,
     absence::answers_after_45_seconds_start_nothing_twice,
     absence::a_guard_ends_in_its_pod_when_the_peer_is_away_past_the_grace,
     absence::a_pod_that_went_while_nobody_watched_is_missed,
@@ -71,14 +79,17 @@ const SCENARIOS: &[Scenario] = &scenarios![
     kueue::without_a_guard_a_queue_starts_it_once,
     containers::a_guard_enters_any_image,
     containers::the_image_drives_the_cluster_it_runs_in,
-    incluster::the_account_of_its_pod_is_used_and_follows_what_is_rotated,
     incluster::without_a_way_to_a_cluster_it_says_what_to_do,
-    mesh::jobs_over_kubernetes_and_a_local_cluster,
     deploy::the_account_may_what_the_backend_does_and_no_more,
 ];
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
+    if let [alone, name] = args.as_slice()
+        && alone == ALONE
+    {
+        return one(name);
+    }
     let wanted: Vec<&String> = args.iter().filter(|a| !a.starts_with('-')).collect();
     let chosen: Vec<&Scenario> = SCENARIOS
         .iter()
@@ -88,13 +99,6 @@ fn main() -> ExitCode {
         chosen.iter().for_each(|(name, _)| println!("{name}: test"));
         return ExitCode::SUCCESS;
     }
-    if !speed::has_clock() {
-        return speed::with_clock();
-    }
-    if std::env::var_os("RUST_LOG").is_some() {
-        let filter = tracing_subscriber::EnvFilter::from_default_env();
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
-    }
     println!("\nrunning {} tests", chosen.len());
     match real::binaries() {
         Some(folder) => println!("kubernetes: against the REAL kube-apiserver of {}", folder.display()),
@@ -103,25 +107,57 @@ fn main() -> ExitCode {
              the RECORDED-BEHAVIOUR server of the tests"
         ),
     }
-    let (mut passed, mut failed) = (0, 0);
     let begun = Instant::now();
-    for (name, scenario) in &chosen {
-        let begun = Instant::now();
-        let went = std::panic::catch_unwind(AssertUnwindSafe(scenario));
-        let seconds = begun.elapsed().as_secs_f64();
-        if went.is_ok() {
-            println!("test {name} ... ok ({seconds:.1} s)");
-            passed += 1;
-        } else {
-            println!("test {name} ... FAILED ({seconds:.1} s)");
-            failed += 1;
+    let next = Mutex::new(chosen.iter());
+    let failed = Mutex::new(0);
+    let lane = || {
+        loop {
+            let taken = next.lock().expect("a queue").next();
+            let Some((name, _)) = taken else { return };
+            let begun = Instant::now();
+            let (ok, said) = in_a_process(name);
+            let seconds = begun.elapsed().as_secs_f64();
+            let mut failed = failed.lock().expect("a count");
+            // In one piece, for another one may end at the same moment.
+            println!("{said}test {name} ... {} ({seconds:.1} s)", if ok { "ok" } else { "FAILED" });
+            *failed += usize::from(!ok);
         }
-    }
+    };
+    std::thread::scope(|scope| (0..AT_ONCE).for_each(|_| drop(scope.spawn(lane))));
+    let failed = failed.into_inner().expect("a count");
+    let passed = chosen.len() - failed;
     println!(
         "\ntest result: {}. {passed} passed; {failed} failed; 0 ignored; 0 measured; {} filtered out; finished in {:.2}s\n",
         if failed == 0 { "ok" } else { "FAILED" },
-        SCENARIOS.len() - passed - failed,
+        SCENARIOS.len() - chosen.len(),
         begun.elapsed().as_secs_f64()
     );
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::from(101) }
+}
+
+/// Runs one scenario in a process of its own: whether it held, and what it said.
+fn in_a_process(name: &str) -> (bool, String) {
+    let ended = std::env::current_exe().and_then(|this| Command::new(this).args([ALONE, name]).output());
+    match ended {
+        Ok(ended) => {
+            let said = [ended.stdout, ended.stderr].concat();
+            (ended.status.success(), String::from_utf8_lossy(&said).into_owned())
+        }
+        Err(e) => (false, format!("{name}: {e}\n")),
+    }
+}
+
+/// One scenario, in this process, whose clock is its own.
+fn one(name: &str) -> ExitCode {
+    if !speed::has_clock() {
+        return speed::with_clock();
+    }
+    if std::env::var_os("RUST_LOG").is_some() {
+        let filter = tracing_subscriber::EnvFilter::from_default_env();
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    }
+    let Some((_, scenario)) = SCENARIOS.iter().find(|(n, _)| *n == name) else { return ExitCode::from(2) };
+    // It ends by a panic where it fails.
+    scenario();
+    ExitCode::SUCCESS
 }

@@ -454,7 +454,7 @@ mod tests {
         );
         assert_eq!((long.items.len(), long.more), (5, 15));
         let out = NodesOut::of([("n2", "cordoned"), ("n1", "taint\u{1b} x")]);
-        assert_eq!((out.nodes[0].name.as_str(), out.nodes[0].why.as_str(), out.more), ("n1", "taint x", 0));
+        assert_eq!((out.nodes[0].name.as_str(), out.nodes[0].why.as_str(), out.more), ("n1", "taint  x", 0));
         let many: Vec<String> = (0..100).map(|n| format!("n{n:03}")).collect();
         let out = NodesOut::of(many.iter().map(|n| (n.as_str(), "cordoned")));
         assert_eq!((out.nodes.len(), out.more, out.nodes[0].name.as_str()), (24, 76, "n000"));

@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use super::driver::DriverError;
 use super::parse;
+use crate::base::text::words;
 
 /// Slurm's number for "Invalid job id specified".
 pub(super) const NO_SUCH_JOB: i64 = 2017;
@@ -13,8 +14,7 @@ const OWN_NUMBERS: std::ops::Range<i64> = 2_000..2_200;
 
 /// The beginning of an answer.
 pub(super) fn few_words(bytes: &[u8]) -> String {
-    let text: String = String::from_utf8_lossy(bytes).chars().filter(|c| !c.is_control()).take(120).collect();
-    text.trim().to_owned()
+    words(&String::from_utf8_lossy(bytes), 120)
 }
 
 fn errors(answer: &Value) -> &[Value] {
