@@ -186,7 +186,10 @@ impl World {
         // What is not on disk yet may be forgotten in a crash.
         let row = format!("card/{}", shapes::TENANT).into_bytes();
         let noted = |m: &super::machine::Machine| {
-            m.disk.tables.get(&starling::core::Table::Meta).is_some_and(|meta| meta.contains_key(&row))
+            let row = m.disk.tables.get(&starling::core::Table::Meta).and_then(|meta| meta.get(&row));
+            let card = row.and_then(|row| serde_json::from_slice::<serde_json::Value>(row).ok());
+            // It begins without limits.
+            card.is_some_and(|card| card["removed"] == false)
         };
         let all = self.machines.iter().all(noted);
         self.users.limit_known |= all;

@@ -269,7 +269,7 @@ impl Peer {
             }
             Message::Look { birth } => self.on_look(birth),
             Message::Disk(word) => self.on_disk_word(from, word),
-            Message::Tenants(cards) => self.on_tenants(&cards),
+            Message::Tenants(cards) => self.on_tenants(&from, &cards),
             Message::TenantsWord(word) => self.on_tenants_word(from, word),
             Message::Reserve(word) => self.on_reserve_word(from, word),
             Message::Key(word) => self.on_key_word(from, word),

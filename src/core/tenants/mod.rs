@@ -7,6 +7,8 @@
 //! 20 s from the ledger's acting home, and with every claim of an owner that knows. A cluster with a new disk asks before
 //! it grants (`told`).
 
+#[cfg(test)]
+mod mesh_tests;
 mod spend;
 mod tend;
 #[cfg(test)]
@@ -77,6 +79,10 @@ impl Card {
     }
     fn origin(&self) -> Origin {
         Origin::Ledger(self.tenant.clone(), self.homes.clone())
+    }
+    /// It says something that the other one of the same ledger does not.
+    fn is_newer(&self, other: &Card) -> bool {
+        self.limits_version > other.limits_version || self.generation > other.generation
     }
     fn sound(&self) -> bool {
         let set = |homes: &[Home]| !homes.is_empty() && homes.len() <= 5;
@@ -172,6 +178,7 @@ pub(super) struct Tenants {
     /// Ledgers of which an operation of their home is under way.
     busy: BTreeSet<LedgerId>,
     announced: Option<Instant>,
+    announced_beside: Option<Instant>,
     told: Told,
     /// All spenders are looked over at the end of this step.
     tend: bool,
@@ -293,9 +300,16 @@ impl Peer {
         }
     }
 
-    pub(super) fn on_tenants(&mut self, cards: &[Card]) {
+    /// Whoever says what is old is told what is newer: a home that missed a change would go on saying it.
+    pub(super) fn on_tenants(&mut self, from: &PeerName, cards: &[Card]) {
+        let mut newer = Vec::new();
         for card in cards.iter().take(CARDS_MAX) {
             self.learn_card(card);
+            let known = self.tenants.cards.get(&card.tenant);
+            newer.extend(known.filter(|known| known.id() != card.id() || known.is_newer(card)).cloned());
+        }
+        if !newer.is_empty() && *from != self.cfg.name {
+            self.send(from.clone(), Message::Tenants(newer), false);
         }
     }
 

@@ -247,9 +247,9 @@ impl Peer {
         self.tenants.cards.values().filter(|card| !card.removed).map(|card| card.tenant.clone()).collect()
     }
 
-    /// This cluster knows that the tenant has a ledger: it keeps to its share.
+    /// This cluster knows that the tenant is limited: it keeps to its share.
     pub fn knows_tenant(&self, tenant: &str) -> bool {
-        self.tenants.cards.contains_key(tenant)
+        self.tenants.limited(tenant).is_some()
     }
 
     pub(super) fn spend_report(&self, tenant: &str) -> SpendReport {

@@ -12,24 +12,41 @@ use crate::model::tenant::{Binding, Share};
 
 /// The acting home of a ledger says where it is this often.
 const ANNOUNCE_EVERY: Span = Span::secs(20);
+/// The other homes this often: the acting one may have missed all of it.
+const ANNOUNCE_BESIDE: Span = Span::secs(60);
 
 impl Peer {
     pub(in crate::core) fn tend_ledgers(&mut self) {
         let ledgers: Vec<LedgerRecord> = self.acceptor.ledgers().map(|(_, l)| l.clone()).collect();
         let acting: Vec<&LedgerRecord> = ledgers.iter().filter(|l| self.acts_for_homes(l.homes())).collect();
         let now = self.now.mono;
-        if self.tenants.announced.is_none_or(|at| now.since(at) >= ANNOUNCE_EVERY) && !acting.is_empty() {
+        let acting: BTreeSet<LedgerId> = acting.iter().map(|l| l.id()).collect();
+        let past = |at: Option<Instant>, every| at.is_none_or(|at| now.since(at) >= every);
+        let beside = past(self.tenants.announced_beside, ANNOUNCE_BESIDE);
+        if beside || past(self.tenants.announced, ANNOUNCE_EVERY) {
             self.tenants.announced = Some(now);
-            let counts = |c: &&Card| acting.iter().any(|l| l.id() == c.id());
-            let cards: Vec<Card> = self.tenants.cards.values().filter(counts).cloned().collect();
+            let all: BTreeSet<LedgerId> = ledgers.iter().map(LedgerRecord::id).collect();
+            let whose = if beside { &all } else { &acting };
+            let cards = self.tenants.cards.values().filter(|card| whose.contains(&card.id()));
+            let cards: Vec<Card> = cards.cloned().collect();
+            if beside {
+                self.tenants.announced_beside = Some(now);
+            }
             self.announce(cards);
         }
-        let acting: BTreeSet<LedgerId> = acting.iter().map(|l| l.id()).collect();
         for ledger in &ledgers {
             let id = ledger.id();
             // A home may know the ledger from its register alone.
+            let card = Card::of(ledger);
             if !self.tenants.cards.contains_key(&ledger.tenant) {
-                self.learn_card(&Card::of(ledger));
+                self.learn_card(&card);
+            }
+            let known = self.tenants.cards.get(&ledger.tenant);
+            let news = known.is_some_and(|known| known.id() == id && card.is_newer(known));
+            if news && !self.tenants.busy.contains(&id) {
+                // What its disk took may not be chosen: the register says what is.
+                self.tend_by(ledger, card.origin(), Task::Read, TenantPurpose::Tend(id));
+                continue;
             }
             let others_turn = ledger.sealed.is_some() && self.rng.below(4) == 0;
             if self.tenants.busy.contains(&id) || !(acting.contains(&id) || others_turn) {

@@ -98,7 +98,7 @@ impl Peer {
                 self.send(from, Message::TenantsWord(TenantsWord::Tell { cards, more, told }), false);
             }
             TenantsWord::Tell { cards, more, told } => {
-                self.on_tenants(&cards);
+                self.on_tenants(&from, &cards);
                 // Only who was asked may open this cluster.
                 let Some((first, _)) = self.tenants.told.asked.get(&from).copied() else { return };
                 if !self.tenants.told.untold {
