@@ -57,7 +57,7 @@ pub(super) struct Spender {
     looked_at: Instant,
     why: Option<String>,
     /// The ledger may say that it holds more than it does: what became of its last change is not known.
-    unsure: bool,
+    pub(super) unsure: bool,
 }
 
 impl Spender {
@@ -338,6 +338,8 @@ impl Peer {
         let (held, asks) = match () {
             () if adopts.is_some() && may_ask => (used, true),
             () if over && (spare || quiet >= Span::secs(2)) => (share.min(needed), false),
+            // More was refused, and the ledger may count here what this cluster does not have: others wait for it.
+            () if spender.unsure && spender.refusals > 0 && may_ask => (share.min(needed), false),
             () if !wanted.within(&share) && may_ask => (share.max(wanted), true),
             () if spare && (idle || spender.refusals > 0 || card.removed) => (share.min(needed), false),
             () if (rebinds && quiet >= Span::secs(1)) || tells || (spender.unsure && may_ask) => {

@@ -309,6 +309,38 @@ fn peers_agree_on_one_of_two_ledgers_and_keep_the_newest_limits() {
     assert!(!solo.peer.learn_card(&absurd));
 }
 
+/// An answer was lost: the ledger counts more here than this cluster has. It goes back although more is wanted all the time;
+/// of several such clusters each would else wait for what the others do not have.
+#[test]
+fn what_only_the_ledger_counts_goes_back_while_more_is_wanted() {
+    let mut solo = Solo::new();
+    solo.limit(LimitsPatch { gpus: Some(Some(4)), ..LimitsPatch::default() });
+    let share = |solo: &mut Solo, peer: &str| {
+        let peer = testing::name(peer);
+        let home = Home { peer, store: StoreId([1; 16]) };
+        let binding = crate::model::tenant::Binding {
+            contact: ContactId([9; 20]),
+            series: 1,
+            homes: vec![home.clone()].try_into().expect("one"),
+            incarnation: 1,
+        };
+        let held = Amount { gpus: 2, ..Amount::ZERO };
+        let nonce = solo.peer.fresh_nonce();
+        let bindings = vec![binding];
+        let change = LedgerChange::Share { home, held, spent: 0, bindings, adopts: None, nonce };
+        let origin = solo.peer.tenants.cards["t"].origin();
+        solo.peer.propose(origin, Task::Ledger(change), Purpose::Nothing, PATIENCE);
+        solo.pass(1);
+    };
+    share(&mut solo, "b");
+    solo.submit(FOUR);
+    share(&mut solo, "a");
+    assert_eq!(solo.ledger().total().gpus, 4);
+    solo.peer.tenants.spenders.get_mut("t").expect("of the tenant").unsure = true;
+    solo.pass(30);
+    assert_eq!((solo.ledger().total().gpus, solo.running.len()), (2, 0));
+}
+
 impl Solo {
     /// Why each claim waits, as the queue says.
     fn whys(&mut self) -> Vec<String> {
