@@ -27,6 +27,7 @@ const NOT_SHOWN: [(&str, &str, &[&str]); 8] = [
             "jobs_freed",
             "keys_asked_anew",
             "keys_found",
+            "keys_held_twice",
             "keys_lost",
             "places_made",
             "policies_set",

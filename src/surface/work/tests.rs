@@ -87,7 +87,8 @@ async fn a_newer_epoch_fences_an_older_one() {
     assert_eq!(new.claim().expect("claim").next, 3, "untouched");
     let other = Store::new(&path, "k", 0, 9).expect("store");
     assert!(matches!(other.claim(), Err(WorkError::Checkpoint(..))), "another job's is not taken over");
-    std::fs::write(&path, "{").expect("write");
+    assert_eq!(new.claim().expect("claim").next, 3, "nor is what it has kept from going on");
+    std::fs::write(path.with_extension("epoch-2"), "{").expect("write");
     assert!(matches!(new.claim(), Err(WorkError::Checkpoint(..))), "a broken one is not overwritten");
 }
 
@@ -96,8 +97,32 @@ async fn a_folder_holds_a_file_per_rank() {
     let dir = tempfile::tempdir().expect("dir");
     for rank in [0, 3] {
         Store::new(dir.path(), "j", rank, 1).expect("store").claim().expect("claim");
-        assert!(dir.path().join(format!("rank-{rank}.ckpt")).exists());
+        assert!(dir.path().join(format!("rank-{rank}.ckpt.epoch-1")).exists());
     }
+}
+
+/// Its machine sleeps in the middle of a save: the next epoch waits for nothing, and what the old one writes when it wakes
+/// takes nothing back.
+#[tokio::test]
+async fn an_epoch_that_sleeps_while_it_saves_holds_up_nobody() {
+    let dir = tempfile::tempdir().expect("dir");
+    let path = dir.path().join("ckpt");
+    let (old, new) =
+        (Store::new(&path, "j", 0, 1).expect("store"), Store::new(&path, "j", 0, 2).expect("store"));
+    old.claim().expect("claim");
+    old.save(3, &[1.0]).expect("save");
+    let late = std::fs::read(path.with_extension("epoch-1")).expect("kept");
+    assert_eq!(new.claim().expect("claim").next, 3);
+    new.save(8, &[2.0]).expect("save");
+    // As its rename would, which was all that was left to do.
+    std::fs::write(path.with_extension("epoch-1"), late).expect("late");
+    assert!(matches!(old.save(4, &[1.5]), Err(WorkError::Fenced { ours: 1, theirs: 2 })));
+    assert_eq!(Store::new(&path, "j", 0, 3).expect("store").claim().expect("claim").next, 8);
+    let names = |end: &str| {
+        let all = std::fs::read_dir(dir.path()).expect("listed").map(|e| e.expect("an entry").file_name());
+        all.filter(|n| n.to_string_lossy().contains(end)).count()
+    };
+    assert_eq!((names("epoch-"), names("begun-")), (1, 1), "what is old goes");
 }
 
 #[tokio::test]
