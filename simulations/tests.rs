@@ -146,10 +146,15 @@ fn small_meshes_hold() {
 #[test]
 fn fifty_peers_hold() {
     let fixed = Fixed { peers: Some(50), jobs: Some(40), ..Fixed::default() };
-    let outcome = World::new(Scenario { chaos_for: Span::secs(20), ..Scenario::draw(7, &fixed) }).run();
-    holds(&outcome);
-    // Who is not answered for 20 s gives up: how many of the 40 that are is the draw's.
-    assert!(outcome.submitted >= 20, "{outcome:?}");
+    // Who is not answered until the healing gives up, and a single draw may have many of them.
+    let mut submitted = Vec::new();
+    for seed in [7, 8, 9] {
+        let scenario = Scenario { chaos_for: Span::secs(20), ..Scenario::draw(seed, &fixed) };
+        let outcome = World::new(scenario).run();
+        holds(&outcome);
+        submitted.push(outcome.submitted);
+    }
+    assert!(submitted.iter().sum::<usize>() >= 3 * 30, "{submitted:?}");
 }
 
 #[test]

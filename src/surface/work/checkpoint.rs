@@ -59,7 +59,7 @@ impl Store {
         let made = File::create(&mark).and_then(|file| file.sync_all());
         made.and_then(|()| self.sync_folder()).map_err(|e| WorkError::Io("checkpoint", e))?;
         let taken = self.take();
-        if taken.is_err() && !matches!(self.read(self.epoch), Ok(Some(_))) {
+        if taken.is_err() && !matches!(self.read(&self.named(EPOCH, self.epoch)), Ok(Some(_))) {
             // It has not begun after all. Where this fails, too, the first error says more.
             let _ = fs::remove_file(mark);
         }
@@ -105,13 +105,17 @@ impl Store {
     /// What the newest epoch kept.
     fn newest(&self) -> Result<Option<Saved>, WorkError> {
         for epoch in self.numbers(EPOCH)?.into_iter().rev() {
-            if let Some(saved) = self.read(epoch)? {
+            if let Some(saved) = self.read(&self.named(EPOCH, epoch))? {
                 return self.check(&saved).map(|()| Some(saved));
             }
             // It was there: a newer epoch than this one took it away.
             self.fenced()?;
         }
-        Ok(None)
+        // Builds before this one kept it under the name itself.
+        match self.read(&self.file)? {
+            Some(saved) => self.check(&saved).map(|()| Some(saved)),
+            None => Ok(None),
+        }
     }
 
     /// Epochs that have such a file, the oldest first.
@@ -148,12 +152,11 @@ impl Store {
         File::open(self.folder())?.sync_all()
     }
 
-    fn read(&self, epoch: u64) -> Result<Option<Saved>, WorkError> {
-        let file = self.named(EPOCH, epoch);
-        match fs::read(&file) {
+    fn read(&self, file: &Path) -> Result<Option<Saved>, WorkError> {
+        match fs::read(file) {
             Ok(bytes) => serde_json::from_slice(&bytes)
                 .map(Some)
-                .map_err(|e| WorkError::Checkpoint(file, e.to_string())),
+                .map_err(|e| WorkError::Checkpoint(file.to_owned(), e.to_string())),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(e) => Err(WorkError::Io("checkpoint", e)),
         }

@@ -101,6 +101,18 @@ async fn a_folder_holds_a_file_per_rank() {
     }
 }
 
+#[tokio::test]
+async fn a_checkpoint_of_an_earlier_build_is_gone_on_from() {
+    let dir = tempfile::tempdir().expect("dir");
+    let path = dir.path().join("ckpt");
+    std::fs::write(&path, r#"{"job":"j","epoch":1,"next":7,"weights":[0]}"#).expect("written");
+    let claim = |job: &str, epoch| Store::new(&path, job, 0, epoch).expect("store").claim();
+    assert!(matches!(claim("k", 2), Err(WorkError::Checkpoint(..))), "another job's");
+    assert_eq!(claim("j", 2).expect("claim").next, 7);
+    std::fs::write(&path, r#"{"job":"j","epoch":1,"next":9,"weights":[0]}"#).expect("written");
+    assert_eq!(claim("j", 3).expect("claim").next, 7, "what the old one writes later counts no more");
+}
+
 /// Its machine sleeps in the middle of a save: the next epoch waits for nothing, and what the old one writes when it wakes
 /// takes nothing back.
 #[tokio::test]
