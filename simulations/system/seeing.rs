@@ -30,6 +30,7 @@ const NOT_SHOWN: [(&str, &str, &[&str]); 8] = [
             "keys_held_twice",
             "keys_lost",
             "places_made",
+            "queue_passes",
             "policies_set",
             "records_forgotten",
             "records_unsettled",

@@ -352,6 +352,16 @@ impl Trace {
         Ok(())
     }
 
+    /// Moves each arrival by lot, to no more than so much later: the same load, and another draw of all that small changes
+    /// decide.
+    pub fn jitter(&mut self, seed: u64, most: Span) {
+        let mut rng = Rng::new(seed ^ 0x6a69_7474_6572);
+        if most > Span::ZERO {
+            self.jobs.iter_mut().for_each(|job| job.at = job.at + Span(rng.below(most.0)));
+            self.jobs.sort_by_key(|j| j.at);
+        }
+    }
+
     /// So many times the nodes, each cluster its share, and at least one.
     fn fewer_nodes(&mut self, times: f64) {
         let share = |n: u32| f64::from(n) * times;

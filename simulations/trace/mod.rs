@@ -28,7 +28,7 @@ pub const USAGE: &str =
     "simulate trace [--jobs FILE --nodes FILE] [--months 10,11|all] [--rtt FILE] [--load 0.9] [--scale nodes|arrivals]
                [--clusters N]
                [--limit N] [--limits none|classes] [--only NAME,NAME] [--seed S] [--seeds N] [--replicas 1|3|5] [--claims N]
-               [--svg FILE] [--waits FILE] [--trace] [--json]";
+               [--jitter 60] [--svg FILE] [--waits FILE] [--trace] [--json]";
 
 /// Messages between clusters take as long as between regions of a table of round trips.
 pub struct Net {
@@ -61,6 +61,8 @@ struct Ask {
     seeds: u64,
     replicas: usize,
     claims: usize,
+    /// Seconds by which arrivals are moved at most, by lot, with each seed otherwise.
+    jitter: u64,
     svg: Option<PathBuf>,
     waits: Option<PathBuf>,
     trace: bool,
@@ -83,6 +85,7 @@ fn read(args: &[String]) -> Result<Ask, String> {
         seeds: 1,
         replicas: 3,
         claims: 3,
+        jitter: 0,
         svg: None,
         waits: None,
         trace: false,
@@ -137,6 +140,7 @@ fn read(args: &[String]) -> Result<Ask, String> {
             "--seeds" => ask.seeds = whole(1, 1_000)?,
             "--replicas" => ask.replicas = whole(1, 5)? as usize | 1,
             "--claims" => ask.claims = whole(1, 1_000)? as usize,
+            "--jitter" => ask.jitter = whole(0, 86_400)?,
             "--only" => {
                 ask.only = text.split(',').map(str::to_owned).collect();
                 let rivals = || Rival::ALL.into_iter().chain([Rival::Rules]);
@@ -172,6 +176,7 @@ fn trace_for(ask: &Ask, seed: u64) -> Result<Trace, String> {
     }
     trace.state_limits(ask.limits);
     trace.scale(ask.load, ask.scale)?;
+    trace.jitter(seed, Span::secs(ask.jitter));
     Ok(trace)
 }
 
@@ -255,7 +260,13 @@ pub fn command(args: &[String]) -> Result<ExitCode, String> {
         last = Some(trace);
     }
     let trace = last.ok_or("no seed")?;
-    let mut rows: Vec<Row> = per.iter().filter_map(|rows| Row::mean(rows)).collect();
+    let central = per.iter().find(|rows| rows.first().is_some_and(|r| r.scheduler == "central"));
+    let mean = |rows: &Vec<Row>| {
+        let mut mean = Row::mean(rows)?;
+        mean.beside(rows, central.map_or(&[], Vec::as_slice));
+        Some(mean)
+    };
+    let mut rows: Vec<Row> = per.iter().filter_map(mean).collect();
     rows.sort_by(|a, b| a.completion.total_cmp(&b.completion));
     show(&ask, &trace, &rows)?;
     Ok(ExitCode::SUCCESS)

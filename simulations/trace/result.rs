@@ -70,6 +70,8 @@ pub struct Row {
     pub wall: f64,
     /// Waits of the first seed, in seconds, sorted: for the picture.
     pub waits: Vec<f64>,
+    /// Of each seed: completion and p99 wait as a share of the central scheduler's.
+    pub draws: Vec<(f64, f64)>,
 }
 
 fn at(sorted: &[f64], q: f64) -> f64 {
@@ -109,6 +111,7 @@ impl Row {
             messages: times.messages,
             wall: times.wall,
             waits,
+            draws: Vec::new(),
         })
     }
 
@@ -128,12 +131,20 @@ impl Row {
         Some(out)
     }
 
+    /// Notes how it stood beside the central scheduler with each seed.
+    pub fn beside(&mut self, own: &[Row], central: &[Row]) {
+        let ratios = own.iter().zip(central).filter(|(_, c)| c.completion > 0.0);
+        self.draws = ratios.map(|(r, c)| (r.completion / c.completion, r.wait_p99 / c.wait_p99)).collect();
+    }
+
     pub fn json(&self, central: Option<&Row>, isolated: Option<&Row>, of: &Trace, load: f64) -> Value {
         let ratio = |a: f64, b: f64| if b > 0.0 { json!(a / b) } else { Value::Null };
         json!({
             "scheduler": self.scheduler,
             "completion_vs_central": central.map(|c| ratio(self.completion, c.completion)),
             "wait_p99_vs_central": central.map(|c| ratio(self.wait_p99, c.wait_p99)),
+            "completion_vs_central_by_seed": self.draws.iter().map(|d| d.0).collect::<Vec<_>>(),
+            "wait_p99_vs_central_by_seed": self.draws.iter().map(|d| d.1).filter(|r| r.is_finite()).collect::<Vec<_>>(),
             "isolated_completion_vs_this": isolated.map(|i| ratio(i.completion, self.completion)),
             "mean_completion_s": self.completion,
             "mean_wait_s": self.wait,

@@ -189,6 +189,8 @@ pub(super) struct Executor {
     /// When each came first.
     arrived: BTreeSet<(Instant, JobId)>,
     grants: BTreeMap<JobId, Granted>,
+    /// Some of them were taken back: others may start.
+    released: bool,
     looking: BTreeSet<JobId>,
     /// They run and this peer's disk knows nothing of them (it is a new one): until they have been stopped,
     /// nobody knows what is free here, and their epochs are not to be answered for.
@@ -254,6 +256,7 @@ impl Executor {
             heard: BTreeSet::new(),
             arrived: BTreeSet::new(),
             grants: BTreeMap::new(),
+            released: false,
             looking: BTreeSet::new(),
             strays: BTreeSet::new(),
             done: Done::default(),

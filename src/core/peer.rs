@@ -229,7 +229,7 @@ impl Peer {
                 Timer::Renew if at != self.contacts.due => {}
                 Timer::Renew => self.renew(),
                 Timer::Queue => self.on_queue_timer(),
-                Timer::Grants => self.drop_old_claims(),
+                Timer::Grants => self.on_grants_timer(),
                 Timer::Locate(id) => self.on_locate_timer(id),
                 Timer::Key(key) => self.on_key_timer(key),
                 Timer::Attempt(key) => self.attempt_again(key),

@@ -64,3 +64,65 @@ fn who_is_no_longer_found_has_no_old_place() {
     assert!(waiting > 1_000, "{waiting}");
     assert_eq!(starts_in, None);
 }
+
+fn passes(mesh: &Mesh, peer: &str) -> u64 {
+    mesh.sites[&name(peer)].core.counters().get("queue_passes").copied().unwrap_or(0)
+}
+
+/// Each job that starts is withdrawn everywhere else: the whole queue is looked at again only where somebody waited for its sake.
+#[test]
+fn a_withdrawn_claim_is_looked_behind_only_where_somebody_waited_for_its_sake() {
+    let mut mesh = Mesh::new(&[("a", 8)]);
+    mesh.place("a", job(4, 50));
+    let gang = mesh.submit("a", job(8, 50));
+    mesh.run(Span::secs(2));
+    let behind: Vec<JobId> = (0..30).map(|_| mesh.submit("a", job(8, 50))).collect();
+    mesh.run(Span::secs(60));
+    // Half is free, and kept for the one that was there first.
+    let small = mesh.submit("a", job(2, 50));
+    mesh.run(Span::secs(10));
+    assert_ne!(mesh.get("a", small).state, JobState::Running);
+    let cancel = |mesh: &mut Mesh, job| mesh.ask("a", ClientRequest::Cancel { job, by: "u".into() });
+    let before = (passes(&mesh, "a"), mesh.now);
+    assert!(before.0 > 60, "at least one a second");
+    for job in &behind[..20] {
+        cancel(&mut mesh, *job);
+    }
+    let seconds = mesh.now.since(before.1).0.div_ceil(1_000_000);
+    let looked = passes(&mesh, "a") - before.0;
+    assert!(looked <= seconds + 1, "{looked} times in {seconds} s for 20 that were not in front");
+    for job in behind[20..].iter().copied().chain([gang]) {
+        assert_ne!(
+            mesh.get("a", small).state,
+            JobState::Running,
+            "it is kept for those that were there first"
+        );
+        cancel(&mut mesh, job);
+    }
+    assert_eq!(mesh.running("a"), 2, "at once, with the last of those in front");
+}
+
+/// What a grant holds is its own: that a job of the cluster's starts is no reason to look at all others again later.
+#[test]
+fn a_grant_that_was_taken_is_not_looked_behind() {
+    let mut mesh = Mesh::new(&[("a", 8)]);
+    mesh.place("a", job(4, 50));
+    for _ in 0..5 {
+        mesh.submit("a", job(8, 50));
+    }
+    mesh.run(Span::secs(60));
+    let mut count = |asked: u32| {
+        let before = passes(&mesh, "a");
+        for n in 0..20 {
+            if n < asked {
+                mesh.submit("a", JobSpec { max_runtime: Some(Span::secs(10)), ..job(1, 90) });
+            }
+            mesh.run(Span::millis(1_030));
+        }
+        passes(&mesh, "a") - before
+    };
+    let (quiet, busy) = (count(0), count(4));
+    assert_eq!(mesh.running("a"), 5);
+    // One for each that joined above those that wait.
+    assert!(busy <= quiet + 4, "{busy} looks where nothing was given back, {quiet} before");
+}

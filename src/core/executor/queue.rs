@@ -56,7 +56,9 @@ impl Peer {
             self.exec.release_grant(&job, now);
         }
         let request = self.request_of_claim(&claim, &terms);
-        let leaner = self.exec.claims.get(&job).is_some_and(|w| w.terms.lean != terms.lean);
+        let turned = self.exec.claims.get(&job).is_some_and(|w| w.terms.lean != terms.lean);
+        let in_front = self.exec.sched.in_front(&key);
+        let firm = !terms.lean;
         let changed =
             self.exec.claims.get(&job).is_none_or(|w| w.claim != claim || w.terms.token != terms.token);
         let old = self.exec.claims.remove(&job);
@@ -93,8 +95,8 @@ impl Peer {
             self.exec.report_dirty = true;
             self.queue_joined(key);
         }
-        if leaner {
-            // What is kept free is so for another now.
+        if turned && (in_front || firm && self.exec.sched.may_be_kept_for(&key)) {
+            // What is kept free is so for another now, or something may be kept for it.
             self.queue_changed();
         }
         if !self.exec.grants.contains_key(&job) {
@@ -222,11 +224,15 @@ impl Peer {
 
     pub(in crate::core) fn on_withdraw(&mut self, from: &PeerName, job: JobId, epoch: Epoch) {
         let theirs = |w: &Waiting| w.owner == *from && w.claim.epoch <= epoch;
-        if self.exec.claims.get(&job).is_some_and(theirs) {
-            self.exec.drop_claim(&job);
-            if self.exec.grants.get(&job).is_some_and(|g| g.epoch <= epoch) {
-                self.exec.release_grant(&job, self.now.mono);
-            }
+        let Some(key) = self.exec.claims.get(&job).filter(|w| theirs(w)).map(|w| w.key(job)) else { return };
+        // Each job that starts is withdrawn everywhere else, where mostly nobody waited for its sake.
+        let mut matters = self.exec.sched.in_front(&key);
+        self.exec.drop_claim(&job);
+        if self.exec.grants.get(&job).is_some_and(|g| g.epoch <= epoch) {
+            self.exec.release_grant(&job, self.now.mono);
+            matters = true;
+        }
+        if matters {
             self.queue_changed();
         }
     }
@@ -239,13 +245,23 @@ impl Peer {
             self.write(Write { table: Table::Meta, key: USAGE_KEY.to_vec(), value: Some(row) });
         }
         self.drop_old_claims();
+        self.queue_changed();
     }
 
-    /// Drops claims that nobody repeats and grants that nobody took, and grants what fits then.
-    pub(in crate::core) fn drop_old_claims(&mut self) {
+    /// Grants are over, or something else comes of its own.
+    pub(in crate::core) fn on_grants_timer(&mut self) {
+        let released = std::mem::take(&mut self.exec.released);
+        if self.drop_old_claims() || released {
+            self.queue_changed();
+        }
+    }
+
+    /// Drops claims that nobody repeats and grants that nobody took. True if there were some: others may start then.
+    fn drop_old_claims(&mut self) -> bool {
         let (now, claim_for) = (self.now.mono, self.cfg.pace.claim_for);
         let silent = self.exec.heard.iter().take_while(|(heard, _)| now.since(*heard) > claim_for);
         let silent: Vec<JobId> = silent.map(|(_, job)| *job).collect();
+        let mut dropped = !silent.is_empty();
         for job in silent {
             self.exec.drop_claim(&job);
         }
@@ -254,8 +270,9 @@ impl Peer {
         for job in over {
             self.exec.release_grant(&job, now);
             self.count("grants_expired");
+            dropped = true;
         }
-        self.queue_changed();
+        dropped
     }
 
     /// Grants what may start now, in order.
@@ -292,11 +309,16 @@ impl Peer {
             }
             lets
         };
+        let passes = sched.passes();
         let decisions = match one {
             Some(key) => sched.decide_one(key, now, &may),
             None => sched.decide(now, &may),
         };
+        let passed = sched.passes() > passes;
         let held = held.into_inner();
+        if passed {
+            self.count("queue_passes");
+        }
         self.note_keeps();
         self.quota_holds(&limits, &held, one.is_none());
         let decisions = if limits.0.is_empty() { decisions } else { self.quota_trim(&limits, decisions) };
@@ -338,6 +360,7 @@ impl Peer {
             self.stop_within(victim, StopReason::Drain, self.exec.sched.config().notice);
         }
         if granted {
+            self.exec.released = true;
             self.timer_in(Span::ZERO, Timer::Grants);
         }
     }

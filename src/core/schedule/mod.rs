@@ -252,10 +252,14 @@ pub struct Scheduler<K> {
     elsewhere: Elsewhere<K>,
     kept: Since<K>,
     yielding: BTreeSet<K>,
+    /// Whose place in front is taken, as of the last pass, though nothing is kept for them.
+    heads: Vec<K>,
     /// Who waited, in the last pass, until enough is free beside the buffer, and of what priority.
     buffer_waits: Option<(K, u8)>,
     /// Counts what may give another place or start to somebody who waits.
     changes: u64,
+    /// Looks at the whole queue so far.
+    passes: u64,
 }
 
 impl<K: Copy + Ord> Scheduler<K> {
@@ -283,8 +287,10 @@ impl<K: Copy + Ord> Scheduler<K> {
             elsewhere: Elsewhere::default(),
             kept: Since::new(),
             yielding: BTreeSet::new(),
+            heads: Vec::new(),
             buffer_waits: None,
             changes: 0,
+            passes: 0,
         }
     }
 
@@ -329,6 +335,10 @@ impl<K: Copy + Ord> Scheduler<K> {
     pub fn changes(&self) -> u64 {
         self.changes
     }
+    /// How often the whole queue was looked at.
+    pub fn passes(&self) -> u64 {
+        self.passes
+    }
     /// How many wait.
     pub fn waiting_count(&self) -> usize {
         self.waiting.len()
@@ -340,6 +350,18 @@ impl<K: Copy + Ord> Scheduler<K> {
     /// What is reserved for requests that do not fit yet, as of the last pass.
     pub fn reservations(&self) -> &[Reservation<K>] {
         &self.reservations
+    }
+    /// Others wait for its sake: one of those behind it may start, or have something kept for it, once it is gone.
+    pub fn in_front(&self, key: &K) -> bool {
+        self.reservations.iter().any(|r| r.key == *key)
+            || self.pinned.contains_key(key)
+            || self.heads.contains(key)
+            || self.buffer_waits.is_some_and(|(k, _)| k == *key)
+    }
+    /// Capacity could be kept for it if it were the first in line: nothing is kept for another of its kind.
+    pub fn may_be_kept_for(&self, key: &K) -> bool {
+        let need = self.waiting.get(key).map(|w| &w.request.need);
+        need.is_some_and(|need| self.may_reserve(need, &Pass::default()))
     }
     /// Waiting requests for which others were sent away.
     pub fn pinned(&self) -> impl Iterator<Item = &K> {
@@ -586,6 +608,7 @@ impl<K: Copy + Ord> Scheduler<K> {
 
     /// One pass over the first in line. `may` leaves those out that must not start now (their owner is away).
     pub fn decide(&mut self, now: Instant, may: &dyn Fn(&K) -> bool) -> Vec<Decision<K>> {
+        self.passes += 1;
         let (running, pinned) = (&self.running, self.pinned.len());
         self.pinned.retain(|_, pin| {
             // However late the last of them is.
@@ -610,6 +633,7 @@ impl<K: Copy + Ord> Scheduler<K> {
         }
         self.note_keeps(now);
         self.buffer_waits = pass.buffer_waits;
+        self.heads = pass.heads;
         pass.out
     }
 
@@ -717,7 +741,7 @@ impl<K: Copy + Ord> Scheduler<K> {
         }
         match request.lean && !request.token {
             // The place of the first in line is taken, and nothing is kept for it.
-            true => pass.lean.push(request.need),
+            true => pass.head(key, request.need),
             false => self.wait_for(key, &request, pass),
         }
     }
@@ -785,7 +809,7 @@ impl<K: Copy + Ord> Scheduler<K> {
             if reservation.at.is_none() && starves && !pinned && !self.may_keep(&key, request) {
                 // As if it were lean: its place is taken, and nothing is kept for it.
                 self.yielding.insert(key);
-                pass.lean.push(request.need.clone());
+                pass.head(key, request.need.clone());
                 return;
             }
             self.reservations.push(reservation);
@@ -840,8 +864,17 @@ struct Pass<K> {
     preempts: usize,
     /// This one, of this priority, waits until enough is free beside the buffer.
     buffer_waits: Option<(K, u8)>,
-    /// Needs of those in front for which nothing is kept here.
+    /// Those in front for which nothing is kept here,
+    heads: Vec<K>,
+    /// and their needs.
     lean: Vec<Need>,
+}
+
+impl<K> Pass<K> {
+    fn head(&mut self, key: K, need: Need) {
+        self.heads.push(key);
+        self.lean.push(need);
+    }
 }
 
 impl<K> Default for Pass<K> {
@@ -854,6 +887,7 @@ impl<K> Default for Pass<K> {
             beside: BTreeMap::new(),
             preempts: 0,
             buffer_waits: None,
+            heads: Vec::new(),
             lean: Vec::new(),
         }
     }
