@@ -1,5 +1,6 @@
 //! A cluster's queue: claims in, grants and places out, and what it tells the others of both.
 
+use super::quota::Promises;
 use super::*;
 use crate::core::schedule::Decision;
 use crate::core::schedule::outlook::FRONT;
@@ -301,11 +302,16 @@ impl Peer {
         let reached = |owner: &PeerName| {
             owner == me || view.members.get(owner).is_none_or(|m| m.liveness != Liveness::Lost)
         };
+        // For these others are sent away, or may be in this pass: not more of them than their tenant has a share for.
+        let promises = std::cell::RefCell::new(Promises::of_pinned(&limits, sched, claims));
         let may = |key: &AttemptKey| {
             let Some(waiting) = claims.get(&key.job).filter(|w| reached(&w.owner)) else { return false };
-            let lets = limits.lets(&waiting.claim);
+            let mut promises = promises.borrow_mut();
+            let lets = promises.lets(&limits, key, &waiting.claim);
             if !lets {
                 held.borrow_mut().push(*key);
+            } else if waiting.terms.token {
+                promises.add(&limits, *key, &waiting.claim);
             }
             lets
         };

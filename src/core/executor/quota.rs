@@ -2,8 +2,7 @@
 //! hold more.
 
 use super::*;
-use crate::core::schedule::Running;
-use crate::core::schedule::{Decision, Standings};
+use crate::core::schedule::{Decision, Running, Scheduler, Standings};
 use crate::core::tenants::{Room, TenantRoom};
 use crate::model::tenant::Amount;
 
@@ -20,6 +19,44 @@ fn amount_of(r: &Request, hours: bool) -> Amount {
         cpus: need.cpus.saturating_mul(n),
         memory: need.memory.saturating_mul(n),
         gpu_ms: gpus.saturating_mul(run),
+    }
+}
+
+/// Claims of limited tenants for which others are sent away: so much of their shares is taken already.
+#[derive(Debug, Default)]
+pub(super) struct Promises {
+    keys: BTreeSet<AttemptKey>,
+    of: BTreeMap<String, Amount>,
+}
+
+impl Promises {
+    pub fn of_pinned(room: &Room, sched: &Scheduler<AttemptKey>, claims: &BTreeMap<JobId, Waiting>) -> Self {
+        let mut promises = Self::default();
+        for key in sched.pinned().filter(|_| !room.0.is_empty()) {
+            if let Some(waiting) = claims.get(&key.job) {
+                promises.add(room, *key, &waiting.claim);
+            }
+        }
+        promises
+    }
+
+    pub fn add(&mut self, room: &Room, key: AttemptKey, claim: &Claim) {
+        if let Some(of) = room.0.get(&claim.birth.tenant)
+            && self.keys.insert(key)
+        {
+            let sum = self.of.entry(claim.birth.tenant.clone()).or_default();
+            *sum = sum.plus(of.amount(claim));
+        }
+    }
+
+    pub fn of(&self, tenant: &str) -> Amount {
+        self.of.get(tenant).copied().unwrap_or_default()
+    }
+
+    /// This claim fits what its tenant may take: one of these as if it were alone, another beside them.
+    pub fn lets(&self, room: &Room, key: &AttemptKey, claim: &Claim) -> bool {
+        let others = if self.keys.contains(key) { Amount::ZERO } else { self.of(&claim.birth.tenant) };
+        room.lets_beside(claim, others)
     }
 }
 
@@ -119,17 +156,10 @@ impl Peer {
         if room.0.is_empty() && !self.exec.limits_said {
             return;
         }
+        let promises = Promises::of_pinned(room, &self.exec.sched, &self.exec.claims);
         if whole {
             self.quota_forget_wants();
-            let pinned: Vec<JobId> = self.exec.sched.pinned().map(|key| key.job).collect();
-            for job in pinned {
-                let Some(waiting) = self.exec.claims.get(&job) else { continue };
-                let tenant = waiting.claim.birth.tenant.clone();
-                if let Some(of) = room.0.get(&tenant) {
-                    let amount = of.amount(&waiting.claim);
-                    self.quota_pins(&tenant, amount);
-                }
-            }
+            promises.of.iter().for_each(|(tenant, amount)| self.quota_pins(tenant, *amount));
         }
         for key in held.iter().take(HELD_MAX) {
             let Some(waiting) = self.exec.claims.get(&key.job) else { continue };
@@ -155,7 +185,7 @@ impl Peer {
                 continue;
             }
             let count = victims.as_ref().map_or(0, |v| u32::try_from(v.len()).unwrap_or(u32::MAX));
-            let why = self.quota_wants(&tenant, of.used, amount);
+            let why = self.quota_wants(&tenant, of.used.plus(promises.of(&tenant)), amount);
             self.say_why(key.job, why, count);
             if let Some(victims) = victims.filter(|v| !v.is_empty() && request.token) {
                 self.preempt(*key, victims);
@@ -166,7 +196,7 @@ impl Peer {
         }
         let free = |(job, w): (&JobId, &Waiting)| {
             let held = !w.prospects.waits.is_empty() || w.own_victims > 0;
-            (held && room.lets(&w.claim)).then_some(*job)
+            (held && promises.lets(room, &w.key(*job), &w.claim)).then_some(*job)
         };
         let free: Vec<JobId> = self.exec.claims.iter().filter_map(free).collect();
         for job in free {

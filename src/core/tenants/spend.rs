@@ -1,7 +1,7 @@
 //! A cluster's half of a tenant's quota: what it spends, and moving its share at the ledger.
 
 use super::*;
-use crate::model::tenant::{BINDINGS_MAX, Binding, Escrow};
+use crate::model::tenant::{BINDINGS_MAX, Binding, Escrow, LedgerRecord};
 
 /// What is idle of a share for this long goes back.
 const IDLE_FOR: Span = Span::secs(10);
@@ -96,9 +96,14 @@ impl TenantRoom {
 impl Room {
     /// This claim alone fits what its tenant may take.
     pub fn lets(&self, claim: &Claim) -> bool {
+        self.lets_beside(claim, Amount::ZERO)
+    }
+
+    /// This claim fits what its tenant may take, beside what others of the tenant will have.
+    pub fn lets_beside(&self, claim: &Claim, others: Amount) -> bool {
         self.0.get(&claim.birth.tenant).is_none_or(|room| {
             let amount = room.amount(claim);
-            amount.is_zero() || room.used.plus(amount).within(&room.share)
+            amount.is_zero() || room.used.plus(others).plus(amount).within(&room.share)
         })
     }
 }
@@ -228,10 +233,15 @@ impl Peer {
     pub fn standing(&self, tenant: &str) -> Standing {
         let here = self.exec.used_by(tenant, false, None).gpus;
         let card = self.tenants.limited(tenant);
-        let seen = self.tenants.seen.get(tenant).map_or(0, |ledger| ledger.total().gpus);
+        let me = Home { peer: self.cfg.name.clone(), store: self.cfg.store };
+        // What this cluster holds of the ledger and does not use is nothing that anybody has yet.
+        let elsewhere = |ledger: &LedgerRecord| {
+            let own = ledger.share(&me).map_or(0u64, |share| share.held.gpus);
+            ledger.total().gpus.saturating_sub(own)
+        };
         Standing {
             here,
-            held: seen.max(here),
+            held: self.tenants.seen.get(tenant).map_or(0, elsewhere).saturating_add(here),
             guaranteed: card.map_or(0, |c| c.limits.guaranteed),
             weight: card.map_or(1, |c| c.limits.weight),
         }
