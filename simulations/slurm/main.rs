@@ -56,6 +56,7 @@ const SCENARIOS: &[Scenario] = &scenarios![
     mesh::other_peoples_jobs_and_drained_nodes_are_not_offered,
     mesh::an_sbatch_file_runs_as_it_is,
     mesh::partitions_and_features_are_told_and_decide_where,
+    mesh::nodes_of_a_hidden_partition_are_not_offered,
     mesh::slurms_own_ends_are_told_apart,
     mesh::a_script_is_warned_before_its_time_limit,
     mesh::when_it_started_comes_back,

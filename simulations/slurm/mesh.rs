@@ -1,6 +1,7 @@
 //! A mesh of three peers: two in front of Slurm clusters, one in front of this machine.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -9,6 +10,7 @@ use serde_json::Value;
 use super::backend::sleepers;
 use super::ground::{Ground, NODES};
 use super::harness::{cli, ended, exited, in_state, job, of_attempts, submit, succeeded, until};
+use super::peers::{Peer, slurm};
 
 /// A job document that appends to a file when it starts.
 fn noted(starts: &Path, cluster: &str, more: &str, then: &str) -> String {
@@ -226,6 +228,75 @@ pub fn partitions_and_features_are_told_and_decide_where(ground: &mut Ground) {
     });
     a.run("scontrol", &["update", "nodename=alpha-n2", "state=resume"]);
     a.wait_nodes(usize::from(NODES));
+}
+
+/// A user to whom Slurm hides a partition: nodes of only that one are not offered, and are named with the reason.
+pub fn nodes_of_a_hidden_partition_are_not_offered(ground: &mut Ground) {
+    if std::process::Command::new("setpriv").arg("--version").output().is_err() {
+        ground.not_tried("setpriv is not installed");
+        return;
+    }
+    let folder = ground.folder("hidden");
+    // root is shown everything: what is asked is asked as nobody, who has to reach Slurm's configuration.
+    for path in [folder.as_path(), folder.parent().expect("the ground")] {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("mode");
+    }
+    let bin = folder.join("bin");
+    fs::create_dir(&bin).expect("a folder");
+    for (program, by) in [
+        ("sinfo", "setpriv --reuid=65534 --regid=65534 --clear-groups "),
+        ("scontrol", "setpriv --reuid=65534 --regid=65534 --clear-groups "),
+        ("squeue", ""),
+        ("sbatch", ""),
+        ("scancel", ""),
+        ("sacct", ""),
+    ] {
+        let file = bin.join(program);
+        fs::write(&file, format!("#!/bin/sh\nexec {by}/usr/bin/{program} \"$@\"\n")).expect("written");
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).expect("mode");
+    }
+    let b = &ground.b;
+    let all = usize::from(NODES);
+    let (shown, last) = (format!("beta-n[1-{}]", all - 1), format!("beta-n{all}"));
+    let change = |args: &[&str]| {
+        let done = b.run("scontrol", args);
+        assert!(done.status.success(), "scontrol {args:?}: {done:?}");
+    };
+    for partition in ["PartitionName=main", "PartitionName=low"] {
+        change(&["update", partition, &format!("Nodes={shown}")]);
+    }
+    change(&["create", "PartitionName=secret", &format!("Nodes={last}"), "Hidden=YES"]);
+    let config = slurm(&b.conf(), &format!("bin = \"{}\"\n", bin.display()));
+    let peer = Peer::start(&folder, "hidden", &config, None);
+    until("the hidden node is left out", || {
+        let cluster = peer.cluster("hidden")?;
+        let out = &cluster["nodes_out"]["nodes"][0];
+        let told =
+            out["name"] == last.as_str() && out["why"].as_str().is_some_and(|why| why.contains("hidden"));
+        let free = cluster["gpus"]["H100"]["free"] == (all as u64 - 1) * 4;
+        if told && free { Ok(()) } else { Err(cluster.to_string()) }
+    });
+    // It is told that there is such a partition, as a script may name it.
+    let partitions = peer.cluster("hidden").expect("told")["slurm"]["partitions"].to_string();
+    assert!(partitions.contains("secret"), "{partitions}");
+    // All are hidden: nothing is offered. Then none is.
+    for partition in ["PartitionName=main", "PartitionName=low"] {
+        change(&["update", partition, "Hidden=YES"]);
+    }
+    drop(peer);
+    let peer = Peer::start(&folder, "none", &config, None);
+    until("nothing is offered", || {
+        let cluster = peer.cluster("none")?;
+        let said = cluster.to_string();
+        let none = cluster["gpus"]["H100"]["total"].as_u64().unwrap_or(0) == 0;
+        if none && said.contains("hidden") { Ok(()) } else { Err(said) }
+    });
+    drop(peer);
+    change(&["delete", "PartitionName=secret"]);
+    for partition in ["PartitionName=main", "PartitionName=low"] {
+        change(&["update", partition, "Nodes=ALL", "Hidden=NO"]);
+    }
+    ground.b.wait_nodes(all);
 }
 
 /// A document whose job is this batch script, at alpha.
