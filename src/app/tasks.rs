@@ -177,12 +177,16 @@ pub async fn journal(core: CoreHandle, log: EventLog, cancel: CancellationToken)
         if cancel.is_cancelled() {
             return;
         }
-        tokio::time::sleep(GATHER).await;
+        tokio::select! { biased;
+            () = cancel.cancelled() => {}
+            () = tokio::time::sleep(GATHER) => {}
+        }
     }
 }
 
-/// How long events may wait to be written down.
-const GATHER: std::time::Duration = std::time::Duration::from_millis(20);
+/// How long events may wait to be written down. Each waking of this task wakes the log's thread, and both take time from
+/// commits where these have all cores busy.
+const GATHER: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// Tells when another peer is no longer heard, or heard again, or drains: as seen from here.
 pub async fn peers(core: CoreHandle, mut view: watch::Receiver<Arc<View>>, cancel: CancellationToken) {

@@ -69,7 +69,7 @@ pub fn quantile(bounds: &[f64], counts: &[u64], all: u64, milli: u64) -> Option<
 }
 
 /// How long events may wait to be counted.
-const GATHER: std::time::Duration = std::time::Duration::from_millis(20);
+const GATHER: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// All that is counted.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -128,7 +128,10 @@ pub async fn watch(handle: Arc<dyn PeerHandle>, measures: Arc<Mutex<Measures>>, 
             }
         }
         // A commit shall not have to wake this task: those of a moment are taken together.
-        tokio::time::sleep(GATHER).await;
+        tokio::select! { biased;
+            () = cancel.cancelled() => return,
+            () = tokio::time::sleep(GATHER) => {}
+        }
     }
 }
 
