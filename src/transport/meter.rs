@@ -67,8 +67,7 @@ impl Meter {
             self.loss.count(sent, lost, since as f64 / 1e3);
         }
         self.read = (id, path.sent_packets, path.lost_packets);
-        // The smallest: the smoothed one grows with this machine's own load.
-        self.rtt_us = u64::try_from(path.min_rtt.as_micros()).unwrap_or(u64::MAX);
+        self.rtt_us = rtt_us(path.min_rtt, path.rtt);
         self.at = Some(now);
     }
 
@@ -123,6 +122,13 @@ impl Loss {
     fn ppm(&self) -> u32 {
         if self.sent < PACKETS_MIN { 0 } else { (self.lost / self.sent * 1e6).clamp(0.0, 1e6) as u32 }
     }
+}
+
+/// The smallest round trip, as the smoothed one grows with this machine's own load. A busy machine may read the clock for what
+/// comes in before it reads it for what it answers: that round trip is none, and would be the smallest for ever.
+fn rtt_us(least: Duration, smoothed: Duration) -> u64 {
+    let us = |d: Duration| u64::try_from(d.as_micros()).unwrap_or(u64::MAX);
+    if us(least) == 0 { us(smoothed).max(1) } else { us(least) }
 }
 
 fn rate(bytes: u64, micros: u64) -> Option<u64> {
@@ -250,6 +256,14 @@ pub(super) fn probed(shared: &Shared, link: &Link, token: u64, bytes: u64, micro
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_round_trip_of_nothing_is_none() {
+        let us = Duration::from_micros;
+        assert_eq!(rtt_us(us(300), us(900)), 300);
+        assert_eq!(rtt_us(Duration::ZERO, us(900)), 900);
+        assert_eq!(rtt_us(Duration::from_nanos(200), Duration::ZERO), 1);
+    }
 
     #[test]
     fn a_few_packets_are_no_share_and_many_are() {

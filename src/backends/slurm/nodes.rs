@@ -266,7 +266,7 @@ impl NodeMap {
         if few.is_empty() {
             return "Slurm has no node in these partitions".into();
         }
-        format!("no node of Slurm is up: {}", few.join(", "))
+        format!("no node of Slurm takes jobs of this peer: {}", few.join(", "))
     }
 }
 

@@ -10,7 +10,7 @@ use super::super::documents::{JobDocument, PeerDocument};
 use super::super::ledger::{self, Expected, Kind};
 use super::judgement::Summary;
 use super::live::Live;
-use super::{Fleet, FleetError, Shape, acceptance, block, io};
+use super::{Fleet, FleetError, FleetPeer, Shape, acceptance, block, io};
 use crate::base::{Bytes, MilliCpu, PeerName, Span};
 use crate::model::NodeCapacity;
 use crate::model::config::Config;
@@ -92,7 +92,9 @@ async fn run(args: &DemoArgs) -> Result<Summary, FleetError> {
             eprintln!("  {}", left_running(&peer.name, &peer.dir, peer.is_up()));
         }
         say_pages(&fleet).await;
-        eprintln!("  stop it with: pkill -TERM -f {}", fleet.dir.display());
+        let pids: Vec<String> =
+            fleet.peers.iter().filter_map(FleetPeer::pid).map(|p| p.to_string()).collect();
+        eprintln!("  stop it with: kill {}", pids.join(" "));
         fleet.leave();
     } else {
         let keep_files = outcome.as_ref().map_or(true, |s| !s.holds());

@@ -101,6 +101,11 @@ impl FleetPeer {
         self.child.is_some()
     }
 
+    /// The number of its process, while it has one.
+    pub fn pid(&self) -> Option<u32> {
+        self.child.as_ref().and_then(Child::id)
+    }
+
     /// How its process ended, if it did so by itself.
     pub fn ended(&mut self) -> Option<std::process::ExitStatus> {
         let ended = self.child.as_mut()?.try_wait().ok()??;
@@ -110,7 +115,7 @@ impl FleetPeer {
 
     /// Sends its process a signal; nothing where there is none.
     pub fn signal(&self, signal: Signal) {
-        let pid = self.child.as_ref().and_then(Child::id).and_then(|id| i32::try_from(id).ok());
+        let pid = self.pid().and_then(|id| i32::try_from(id).ok());
         if let Some(pid) = pid.and_then(Pid::from_raw) {
             // It may have ended by itself.
             let _ = kill_process(pid, signal);
