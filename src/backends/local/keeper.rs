@@ -1,6 +1,6 @@
 //! The peer's book of attempts on this machine. All calls block on the disk a little.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;
 use std::io;
 use std::path::PathBuf;
@@ -47,6 +47,8 @@ pub struct Keeper {
     events: Mutex<VecDeque<BackendEvent>>,
     forgotten: Mutex<VecDeque<AttemptKey>>,
     ended: Mutex<Vec<Child>>,
+    /// Renewals that this run has written, until those of earlier runs were dropped.
+    leases: Mutex<Option<BTreeSet<PathBuf>>>,
     runtime: OnceLock<Option<PathBuf>>,
     gpus: OnceLock<Option<Vec<u32>>>,
     topologies: OnceLock<BTreeMap<String, Topology>>,
@@ -79,6 +81,7 @@ impl Keeper {
             events: Mutex::default(),
             forgotten: Mutex::default(),
             ended: Mutex::default(),
+            leases: Mutex::new(Some(BTreeSet::new())),
             runtime: OnceLock::new(),
             gpus: OnceLock::new(),
             topologies: OnceLock::new(),
@@ -189,9 +192,11 @@ impl Keeper {
         Ok(())
     }
 
-    /// Renewals of contacts that no running attempt follows are of no use.
+    /// Renewals of contacts that no running attempt follows are of no use; but a contact may have been renewed already, or be
+    /// renewed meanwhile.
     fn drop_old_leases(&self, running: &[(AttemptKey, AttemptDir)]) -> io::Result<()> {
-        let mut used = std::collections::BTreeSet::new();
+        let mut leases = open(&self.leases);
+        let mut used = leases.take().unwrap_or_default();
         for (_, dir) in running {
             let contacts = self.config.contacts();
             let leases = dir.binding()?.each().map(|b| files::lease_path(&contacts, b));
@@ -209,6 +214,11 @@ impl Keeper {
     pub(super) fn renewed(&self, contact: ContactId, incarnation: u64, sent_at: Instant) -> io::Result<()> {
         let lease = Lease::new(sent_at, clock::boot_id()?);
         let path = files::lease_path(&self.config.contacts(), Binding::to((contact, incarnation)));
+        let mut leases = open(&self.leases);
+        if let Some(written) = leases.as_mut() {
+            written.insert(path.clone());
+            written.insert(path.with_extension("tmp"));
+        }
         lease.write(&path)
     }
 

@@ -29,6 +29,30 @@ async fn it_keeps_the_contract() {
     conformance::adoption(&mut Machine::new()).await;
 }
 
+/// A contact is renewed from the first moment, also before what an earlier run left is adopted, and while it is.
+#[tokio::test]
+async fn a_renewal_before_the_adoption_stays_and_old_ones_go() {
+    let machine = Machine::new();
+    let contacts = machine.path("state/contacts");
+    let old = contacts.join("old-1.lease");
+    std::fs::write(&old, "{}").expect("written");
+    machine.backend.renewed(ContactId([7; 20]), 1, now()).await;
+    let (adopting, renewing) = (machine.backend.clone(), machine.backend.clone());
+    let renews = tokio::spawn(async move {
+        for n in 2..200 {
+            renewing.renewed(ContactId([7; 20]), n, now()).await;
+        }
+    });
+    let (events, _heard) = tokio::sync::mpsc::channel(8);
+    adopting.adopt(events).await.expect("adopts");
+    renews.await.expect("renews");
+    assert!(!old.exists(), "nobody follows it");
+    let leases = std::fs::read_dir(&contacts).expect("there").flatten();
+    let leases = leases.filter(|e| e.path().extension().is_some_and(|e| e == "lease")).count();
+    assert_eq!(leases, 199, "each of this run is there");
+    machine.backend.shutdown().await;
+}
+
 #[tokio::test]
 async fn it_runs_programs() {
     conformance::programs(&mut Machine::new()).await;
