@@ -154,6 +154,7 @@ fn fifty_peers_hold() {
         holds(&outcome);
         submitted.push(outcome.submitted);
     }
+    assert!(submitted.iter().all(|n| *n >= 20), "{submitted:?}");
     assert!(submitted.iter().sum::<usize>() >= 3 * 30, "{submitted:?}");
 }
 

@@ -269,6 +269,18 @@ fn counters_of_the_core_that_are_not_shown_are_real_ones_and_all_others_are_show
     assert!(stale.is_empty(), "the core counts no such thing: {stale:?}");
 }
 
+/// Events are written down in bunches; who reads them has all that came before the answer he got, without waiting.
+#[test]
+fn what_came_before_an_answer_is_among_the_events_at_once() {
+    let mesh = Mesh::start([Plan::new("alpha")]);
+    let state = mesh.state("alpha");
+    for n in 0..20 {
+        let id = submit(state, &format!("name: n{n}\nresources: {{cpus: 1, memory: 1M}}\nrun: [\"true\"]\n"));
+        let past = get(state, &format!("/v1/history?kind=job.submitted&job={id}")).expect("answers");
+        assert_eq!(past["events"].as_array().map(Vec::len), Some(1), "{n}: {past:#}");
+    }
+}
+
 #[test]
 fn events_and_audit_are_read_through_any_peer_and_a_changed_byte_is_found() {
     let mesh = Mesh::three();

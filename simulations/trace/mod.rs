@@ -293,7 +293,9 @@ fn show(ask: &Ask, trace: &Trace, rows: &[Row]) -> Result<(), String> {
     let (central, isolated) = (find("central"), find("isolated"));
     if ask.json {
         for row in rows {
-            println!("{}", row.json(central, isolated, trace, ask.load));
+            let mut row = row.json(central, isolated, trace, ask.load);
+            row["jitter_s"] = ask.jitter.into();
+            println!("{row}");
         }
     } else {
         let mut table = Table::new();
@@ -318,7 +320,8 @@ fn show(ask: &Ask, trace: &Trace, rows: &[Row]) -> Result<(), String> {
             table.add_row([
                 row.scheduler.to_owned(),
                 words(row.completion),
-                of(row.completion, central.map(|c| c.completion)),
+                of(row.completion, central.map(|c| c.completion))
+                    + &row.range().map_or_else(String::new, |(a, b)| format!(" ({a:.3} to {b:.3})")),
                 words(row.wait),
                 words(row.wait_p50),
                 words(row.wait_p99),

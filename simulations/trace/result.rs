@@ -133,8 +133,15 @@ impl Row {
 
     /// Notes how it stood beside the central scheduler with each seed.
     pub fn beside(&mut self, own: &[Row], central: &[Row]) {
-        let ratios = own.iter().zip(central).filter(|(_, c)| c.completion > 0.0);
-        self.draws = ratios.map(|(r, c)| (r.completion / c.completion, r.wait_p99 / c.wait_p99)).collect();
+        let ratios = |(r, c): (&Row, &Row)| (r.completion / c.completion, r.wait_p99 / c.wait_p99);
+        self.draws = own.iter().zip(central).map(ratios).collect();
+    }
+
+    /// The least and the largest share of the central scheduler's completion, where there is more than one seed.
+    pub fn range(&self) -> Option<(f64, f64)> {
+        let all = self.draws.iter().map(|d| d.0);
+        let ends = all.fold((f64::MAX, f64::MIN), |(low, high), x| (low.min(x), high.max(x)));
+        (self.draws.len() > 1).then_some(ends)
     }
 
     pub fn json(&self, central: Option<&Row>, isolated: Option<&Row>, of: &Trace, load: f64) -> Value {
@@ -144,7 +151,7 @@ impl Row {
             "completion_vs_central": central.map(|c| ratio(self.completion, c.completion)),
             "wait_p99_vs_central": central.map(|c| ratio(self.wait_p99, c.wait_p99)),
             "completion_vs_central_by_seed": self.draws.iter().map(|d| d.0).collect::<Vec<_>>(),
-            "wait_p99_vs_central_by_seed": self.draws.iter().map(|d| d.1).filter(|r| r.is_finite()).collect::<Vec<_>>(),
+            "wait_p99_vs_central_by_seed": self.draws.iter().map(|d| d.1).collect::<Vec<_>>(),
             "isolated_completion_vs_this": isolated.map(|i| ratio(i.completion, self.completion)),
             "mean_completion_s": self.completion,
             "mean_wait_s": self.wait,

@@ -2,6 +2,7 @@
 
 use super::load::{Scale, Site, gang, generate, read};
 use super::mesh::Setting;
+use super::result::Row;
 use super::rivals::Rival;
 use super::{Net, one};
 use crate::world::RttMatrix;
@@ -39,6 +40,47 @@ fn a_small_trace_is_placed_as_well_as_from_a_centre() {
         (again.events, again.messages, again.completion),
         (starling.events, starling.messages, starling.completion)
     );
+}
+
+/// Another seed is another draw of nearly the same arrivals; what it came to is told seed by seed.
+#[test]
+fn arrivals_are_moved_a_little_by_each_seed_otherwise() {
+    let plain = generate(3, 200, &[4, 2]);
+    let moved = |seed, most| {
+        let mut trace = plain.clone();
+        trace.jitter(seed, Span::secs(most));
+        trace.jobs
+    };
+    assert_eq!(moved(1, 0), plain.jobs);
+    assert_eq!(moved(1, 60), moved(1, 60));
+    assert_ne!(moved(1, 60), moved(2, 60));
+    let (before, after) = (&plain.jobs, moved(1, 60));
+    assert!(after.is_sorted_by_key(|j| j.at) && after.len() == before.len());
+    let sum = |jobs: &[super::load::Job]| jobs.iter().map(|j| j.at.0 as f64 / 1e6).sum::<f64>();
+    let mean = (sum(&after) - sum(before)) / 200.0;
+    assert!((20.0..40.0).contains(&mean), "{mean} s later");
+    // In order, each comes no sooner than it did in that place, and no more than a minute later.
+    assert!(after.iter().zip(before).all(|(a, b)| a.at >= b.at && a.at.since(b.at) < Span::secs(60)));
+
+    let net = Net::new(RttMatrix::generated(&mut Rng::new(3), 2), 2);
+    let mut trace = plain.clone();
+    trace.scale(0.9, Scale::Arrivals).expect("jobs");
+    let rows = |who| -> Vec<Row> {
+        let one = |seed| {
+            let mut trace = trace.clone();
+            trace.jitter(seed, Span::secs(60));
+            one(&trace, &net, Some(who), setting(seed)).expect("all jobs end")
+        };
+        (1..4).map(one).collect()
+    };
+    let (central, random) = (rows(Rival::Central), rows(Rival::Random));
+    let mut mean = Row::mean(&random).expect("three");
+    assert_eq!(mean.range(), None, "beside nothing yet");
+    mean.beside(&random, &central);
+    let ratios: Vec<f64> = random.iter().zip(&central).map(|(r, c)| r.completion / c.completion).collect();
+    assert_eq!(mean.draws.iter().map(|d| d.0).collect::<Vec<_>>(), ratios);
+    let (low, high) = mean.range().expect("three");
+    assert!(low < high && ratios.contains(&low) && ratios.contains(&high), "{ratios:?}");
 }
 
 #[test]

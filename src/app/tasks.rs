@@ -151,17 +151,23 @@ pub async fn views(core: CoreHandle, mut view: watch::Receiver<Arc<View>>, cance
     }
 }
 
-/// Writes the core's events down. A commit shall not have to wake this task: those of a moment are taken together.
+/// Writes the core's events down. A commit shall not have to wake this task: those of a moment are taken together, unless
+/// somebody reads them.
 pub async fn journal(core: CoreHandle, log: EventLog, cancel: CancellationToken) {
-    let mut events = core.journal();
+    let (mut events, mut asked) = (core.journal(), log.feed());
+    let mut readers = Vec::new();
     loop {
-        let first = tokio::select! { biased;
-            () = cancel.cancelled() => None,
-            event = events.recv() => Some(event),
-        };
+        let mut event = None;
+        if readers.is_empty() {
+            tokio::select! { biased;
+                () = cancel.cancelled() => {}
+                Some(reader) = asked.recv() => readers.push(reader),
+                next = events.recv() => event = Some(next),
+            }
+        }
         let at = super::now().wall;
         let gap = |n| Event::new("log.gap", None, format!("{n} events came too fast"));
-        match first {
+        match event {
             Some(Ok(event)) => log.event(event, at),
             Some(Err(RecvError::Lagged(missed))) => log.event(gap(missed), at),
             Some(Err(RecvError::Closed)) => return,
@@ -174,11 +180,16 @@ pub async fn journal(core: CoreHandle, log: EventLog, cancel: CancellationToken)
                 Err(TryRecvError::Empty | TryRecvError::Closed) => break,
             }
         }
+        for reader in readers.drain(..) {
+            // Who does not wait any more needs no answer.
+            let _ = reader.send(());
+        }
         if cancel.is_cancelled() {
             return;
         }
         tokio::select! { biased;
             () = cancel.cancelled() => {}
+            Some(reader) = asked.recv() => readers.push(reader),
             () = tokio::time::sleep(GATHER) => {}
         }
     }

@@ -430,6 +430,11 @@ impl Executor {
         Some(waiting)
     }
 
+    /// How often the whole queue was looked at.
+    pub fn queue_passes(&self) -> u64 {
+        self.sched.passes()
+    }
+
     /// Its place and its start are not known.
     fn unplace(&mut self, job: &JobId) {
         if let Some(waiting) = self.claims.get_mut(job) {

@@ -399,6 +399,7 @@ impl Peer {
         let mut counters: BTreeMap<String, u64> =
             self.counters.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect();
         counters.insert("disk_confirmed".into(), u64::from(self.disk_confirmed()));
+        counters.insert("queue_passes".into(), self.exec.queue_passes());
         counters.insert("records_unsettled".into(), self.unsettled() as u64);
         counters.insert("register_in_flight".into(), self.proposer.in_flight() as u64);
         InspectReport {

@@ -315,16 +315,11 @@ impl Peer {
             }
             lets
         };
-        let passes = sched.passes();
         let decisions = match one {
             Some(key) => sched.decide_one(key, now, &may),
             None => sched.decide(now, &may),
         };
-        let passed = sched.passes() > passes;
         let held = held.into_inner();
-        if passed {
-            self.count("queue_passes");
-        }
         self.note_keeps();
         self.quota_holds(&limits, &held, one.is_none());
         let decisions = if limits.0.is_empty() { decisions } else { self.quota_trim(&limits, decisions) };

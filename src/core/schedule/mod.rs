@@ -633,7 +633,7 @@ impl<K: Copy + Ord> Scheduler<K> {
         }
         self.note_keeps(now);
         self.buffer_waits = pass.buffer_waits;
-        self.heads = pass.heads;
+        self.heads = pass.lean.iter().map(|(key, _)| *key).collect();
         pass.out
     }
 
@@ -671,7 +671,7 @@ impl<K: Copy + Ord> Scheduler<K> {
         let of = |r: &Reservation<K>| self.waiting.get(&r.key).is_none_or(|w| apart(&w.request.need));
         self.reservations.len() + pass.lean.len() < RESERVATIONS_MAX
             && self.reservations.iter().all(of)
-            && pass.lean.iter().all(apart)
+            && pass.lean.iter().all(|(_, need)| apart(need))
     }
 
     fn consider(&mut self, key: K, pass: &mut Pass<K>) {
@@ -741,7 +741,7 @@ impl<K: Copy + Ord> Scheduler<K> {
         }
         match request.lean && !request.token {
             // The place of the first in line is taken, and nothing is kept for it.
-            true => pass.head(key, request.need),
+            true => pass.lean.push((key, request.need)),
             false => self.wait_for(key, &request, pass),
         }
     }
@@ -809,7 +809,7 @@ impl<K: Copy + Ord> Scheduler<K> {
             if reservation.at.is_none() && starves && !pinned && !self.may_keep(&key, request) {
                 // As if it were lean: its place is taken, and nothing is kept for it.
                 self.yielding.insert(key);
-                pass.head(key, request.need.clone());
+                pass.lean.push((key, request.need.clone()));
                 return;
             }
             self.reservations.push(reservation);
@@ -864,17 +864,8 @@ struct Pass<K> {
     preempts: usize,
     /// This one, of this priority, waits until enough is free beside the buffer.
     buffer_waits: Option<(K, u8)>,
-    /// Those in front for which nothing is kept here,
-    heads: Vec<K>,
-    /// and their needs.
-    lean: Vec<Need>,
-}
-
-impl<K> Pass<K> {
-    fn head(&mut self, key: K, need: Need) {
-        self.heads.push(key);
-        self.lean.push(need);
-    }
+    /// Those in front for which nothing is kept here, and their needs.
+    lean: Vec<(K, Need)>,
 }
 
 impl<K> Default for Pass<K> {
@@ -887,7 +878,6 @@ impl<K> Default for Pass<K> {
             beside: BTreeMap::new(),
             preempts: 0,
             buffer_waits: None,
-            heads: Vec::new(),
             lean: Vec::new(),
         }
     }

@@ -98,7 +98,7 @@ impl Card {
 pub struct Standing {
     /// GPUs that its attempts and grants hold here.
     pub here: u64,
-    /// GPUs that it holds in the mesh, as last seen; at least `here`.
+    /// GPUs that it holds in the mesh: `here`, and what other clusters have of its ledger, used or not, as last seen.
     pub held: u64,
     /// GPUs that are its own.
     pub guaranteed: u64,
@@ -110,10 +110,6 @@ impl Standing {
     /// GPUs that it has borrowed: those are given back when others want what is theirs.
     pub fn borrowed(&self) -> u64 {
         self.held.saturating_sub(self.guaranteed)
-    }
-    /// So many GPUs more are within what is its own.
-    pub fn owns(&self, more: u64) -> bool {
-        self.held.saturating_add(more) <= self.guaranteed
     }
 }
 

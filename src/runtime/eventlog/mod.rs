@@ -13,9 +13,9 @@ pub mod audit;
 mod lines;
 
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use schemars::JsonSchema;
@@ -124,10 +124,15 @@ enum Work {
     Head(tokio::sync::oneshot::Sender<std::io::Result<Option<(u64, String)>>>),
 }
 
+/// Takes the word that a reader waits; it is answered when all that was noted before has been brought.
+type Feeder = tokio::sync::mpsc::Sender<tokio::sync::oneshot::Sender<()>>;
+
 /// The log of one peer. Cheap to clone; the thread ends with the last of them.
 #[derive(Clone)]
 pub struct EventLog {
     work: SyncSender<Work>,
+    /// Who brings events, to be asked for those that he has not brought yet.
+    feeder: Arc<Mutex<Option<Feeder>>>,
     dir: Arc<std::path::PathBuf>,
     dropped: Arc<AtomicU64>,
     written: Arc<AtomicU64>,
@@ -140,7 +145,13 @@ impl EventLog {
         let events = Lines::open(&dir, "events", FILE_BYTES, FILES)?;
         let audit = audit::Audit::open(&dir)?;
         let (work, waiting) = sync_channel(WAITING_MAX);
-        let log = Self { work, dir: Arc::new(dir), dropped: Arc::default(), written: Arc::default() };
+        let log = Self {
+            work,
+            feeder: Arc::default(),
+            dir: Arc::new(dir),
+            dropped: Arc::default(),
+            written: Arc::default(),
+        };
         let (dropped, written) = (log.dropped.clone(), log.written.clone());
         std::thread::Builder::new().name("event-log".into()).spawn(move || {
             Writer { events, audit, dropped, written, told: 0, since: None, unsynced: false, refused: false }
@@ -170,8 +181,23 @@ impl EventLog {
         (self.dropped.load(Ordering::Relaxed), self.written.load(Ordering::Relaxed))
     }
 
-    /// Resolves when everything that was taken before is in its file.
+    /// For whoever brings events in bunches, until this goes: each that is received is a reader who waits for them.
+    pub fn feed(&self) -> tokio::sync::mpsc::Receiver<tokio::sync::oneshot::Sender<()>> {
+        let (asks, asked) = tokio::sync::mpsc::channel(16);
+        *self.feeder.lock().unwrap_or_else(PoisonError::into_inner) = Some(asks);
+        asked
+    }
+
+    /// Resolves when everything that was noted before is in its file.
     pub async fn flushed(&self) {
+        let feeder = self.feeder.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let (done, wait) = tokio::sync::oneshot::channel();
+        if let Some(feeder) = feeder
+            && feeder.send(done).await.is_ok()
+        {
+            // Nobody brings any more where this is not answered.
+            let _ = wait.await;
+        }
         let (done, wait) = tokio::sync::oneshot::channel();
         let work = self.work.clone();
         let sent = tokio::task::spawn_blocking(move || work.send(Work::Flush(done)).is_ok()).await;
@@ -373,6 +399,25 @@ mod tests {
         assert_eq!(ask(window).await.expect("read").iter().map(|e| e.at_ms).collect::<Vec<_>>(), [6, 5]);
         let few = log.history(HistoryFilter { limit: 3, ..Default::default() }).await.expect("read");
         assert_eq!(few.len(), 3);
+    }
+
+    #[tokio::test]
+    async fn who_reads_has_also_what_was_not_brought_yet() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let log = EventLog::open(folder.path()).expect("opens");
+        let (mut asked, brings) = (log.feed(), log.clone());
+        let brought = tokio::spawn(async move {
+            let reader = asked.recv().await.expect("a reader");
+            brings.event(event("job.closed", None, "a"), WallTime(1));
+            reader.send(()).expect("it waits");
+            // One more is asked for, and never brought.
+            drop(asked.recv().await);
+        });
+        let all = || log.history(HistoryFilter { limit: 9, ..HistoryFilter::default() });
+        assert_eq!(all().await.expect("read").len(), 1);
+        assert_eq!(all().await.expect("read").len(), 1, "nobody brings any more");
+        brought.await.expect("ends");
+        assert_eq!(all().await.expect("read").len(), 1);
     }
 
     #[tokio::test]

@@ -94,7 +94,9 @@ async fn run(args: &DemoArgs) -> Result<Summary, FleetError> {
         say_pages(&fleet).await;
         let pids: Vec<String> =
             fleet.peers.iter().filter_map(FleetPeer::pid).map(|p| p.to_string()).collect();
-        eprintln!("  stop it with: kill {}", pids.join(" "));
+        if !pids.is_empty() {
+            eprintln!("  stop it with: kill {}", pids.join(" "));
+        }
         fleet.leave();
     } else {
         let keep_files = outcome.as_ref().map_or(true, |s| !s.holds());
