@@ -250,18 +250,16 @@ impl Driver {
         done: &mut mpsc::Receiver<Result<(), StoreError>>,
     ) -> Result<(), StoreError> {
         let mut synced = Vec::new();
-        let mut next = first.or_else(|| done.try_recv().ok());
-        let mut failed = None;
-        while let Some(result) = next.take() {
-            if let Err(error) = result {
-                failed = Some(error);
+        let mut all = Ok(());
+        for result in first.into_iter().chain(std::iter::from_fn(|| done.try_recv().ok())) {
+            if result.is_err() {
+                all = result;
                 break;
             }
             synced.extend(self.unsynced.pop_front().unwrap_or_default());
-            next = done.try_recv().ok();
         }
         self.release(synced).await;
-        failed.map_or(Ok(()), Err)
+        all
     }
 
     fn until_deadline(&self) -> Span {
